@@ -1,0 +1,1 @@
+"""One thin module per command; rich for people, JSON for machines."""

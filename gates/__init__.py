@@ -1,0 +1,1 @@
+"""Turn verdicts into exit codes: the identity matrix and its guards."""

@@ -1,0 +1,1 @@
+"""Lower for a TPU target on a CPU host, normalise, store and compare programs."""

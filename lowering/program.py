@@ -1,0 +1,97 @@
+"""The artifact: one lowered program in normal form, as plain data.
+
+A `Program` holds canonical text and digests only. Nothing here calls an MLIR parser, so a
+program may come from a stranger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Level = Literal["exact", "inlined", "dataflow"]
+LEVELS: tuple[Level, ...] = ("exact", "inlined", "dataflow")
+
+
+def digest_of(text: str) -> str:
+    """The sha256 of ``text`` in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where an operation came from; never part of a digest."""
+
+    file: str | None
+    line: int | None
+    scope: str | None
+    """The name-scope path, as in ``jit(step)/while/body/dot_general``."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One function or one kernel body in canonical text, one operation a line."""
+
+    name: str
+    """``main``, ``f1``, ``f2``, … in order of first use; a kernel is ``kernel:<digest[:12]>``."""
+    kind: Literal["function", "kernel"]
+    text: str
+    label: str = ""
+    """What the user calls it (the function's or kernel's own name); never part of a digest."""
+    locations: tuple[int, ...] = ()
+    """For each line of ``text``, an index into `Program.locations`, or -1."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of the canonical text alone."""
+        return digest_of(self.text)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A program at one level: its functions in order of first use."""
+
+    level: Level
+    sections: tuple[Section, ...]
+    digest: str
+    """Over the digests of the sections and, through their text, of every kernel they call."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A construct that no rule of the normal form knows: the verdict can't be IDENTICAL."""
+
+    construct: str
+    """The operation, attribute or body, by its name."""
+    reason: str
+    where: Location | None = None
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What must agree before two programs may be compared."""
+
+    fields: Mapping[str, str]
+    """jax, jaxlib, libtpu, mosaic, route, target, mesh, axis_types, partitioner, x64, prng, flags …"""
+    queries: tuple[str, ...] = ()
+    """Platform queries seen while tracing, each with its caller's line."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A lowered program in normal form."""
+
+    forms: Mapping[Level, Form]
+    kernels: Mapping[str, Section]
+    """Distinct kernel bodies by section name."""
+    kernel_calls: Mapping[str, int]
+    """Calls of each kernel, counted through the call graph, loops counted once."""
+    ops: Mapping[str, int]
+    """Operations by name over all functions, counted through the call graph."""
+    ledger: Mapping[str, int]
+    """How often each noise rule set something aside."""
+    stamp: Stamp
+    unknowns: tuple[Unknown, ...] = ()
+    locations: tuple[Location, ...] = field(default=(), repr=False)

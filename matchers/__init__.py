@@ -1,0 +1,1 @@
+"""Recognise: dataflow view, patterns that explain a mismatch, facts about values."""

@@ -1,0 +1,1 @@
+"""Substitute: the rewrites, and the interpreter that splices them into nested jaxprs."""
