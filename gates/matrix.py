@@ -1,4 +1,4 @@
-"""Run a gate: lower every program once, judge every cell, guard against a gate that shows nothing."""
+"""Run a gate: lower every program once, judge every cell, guard against showing nothing."""
 
 from __future__ import annotations
 
@@ -83,7 +83,15 @@ class GateResult:
         }
 
 
-Lowered = Mapping[Node, Program | ChildFailed]
+@dataclass(frozen=True)
+class Ready:
+    """A lowered program, and what its case expects and doesn't find."""
+
+    program: Program
+    unmet: tuple[str, ...] = ()
+
+
+Lowered = Mapping[Node, Ready | ChildFailed]
 
 
 def run_matrix(matrix: Matrix, progress: Progress | None = None) -> GateResult:
@@ -111,7 +119,7 @@ def _lower_all(matrix: Matrix, note: Progress) -> Lowered:
     for cell in matrix.cells:
         for node in (cell.node, cell.other):
             levels.setdefault(node.work, set()).add(cell.level)
-    done: dict[tuple[Any, ...], Program | ChildFailed] = {}
+    done: dict[tuple[Any, ...], Ready | ChildFailed] = {}
     for node in matrix.nodes():
         if node.work not in done:
             wanted = tuple(level for level in LEVELS if level in levels[node.work])
@@ -120,7 +128,7 @@ def _lower_all(matrix: Matrix, note: Progress) -> Lowered:
     return {node: done[node.work] for node in matrix.nodes()}
 
 
-def _lower(node: Node, levels: tuple[str, ...], matrix: Matrix) -> Program | ChildFailed:
+def _lower(node: Node, levels: tuple[str, ...], matrix: Matrix) -> Ready | ChildFailed:
     with tempfile.TemporaryDirectory(prefix="relower-gate-") as folder:
         output = Path(folder, "cell.program")
         job = Job(
@@ -135,12 +143,24 @@ def _lower(node: Node, levels: tuple[str, ...], matrix: Matrix) -> Program | Chi
             output=str(output),
         )
         try:
-            run(job, timeout=matrix.timeout, cwd=matrix.folder)
-            return load(output)
+            answer = run(job, timeout=matrix.timeout, cwd=matrix.folder)
+            program = load(output)
+            return Ready(program, tuple(_unmet(program, answer["expect"])))
         except ChildFailed as error:
             return error
         except InputError as error:
             return ChildFailed(str(error), "input")
+
+
+def _unmet(program: Program, expect: Mapping[str, int]) -> list[str]:
+    """What a case says that its program holds at least, and it doesn't."""
+    found = []
+    for name, wanted in expect.items():
+        calls = program.kernel_calls
+        count = sum(calls.values()) if name == "kernels" else program.ops.get(name, 0)
+        if count < wanted:
+            found.append(f"has {count} {name}; its case expects at least {wanted}")
+    return found
 
 
 def judge(cell: Cell, lowered: Lowered) -> CellResult:
@@ -150,11 +170,13 @@ def judge(cell: Cell, lowered: Lowered) -> CellResult:
               if isinstance(p, ChildFailed)]  # fmt: skip
     if isinstance(ours, ChildFailed) or isinstance(other, ChildFailed):
         return CellResult(cell, "undecided", tuple(failed))
+    unmet = [f"{n.name}: {text}" for n, p in ((cell.node, ours), (cell.other, other))
+             for text in p.unmet]  # fmt: skip
     try:
-        found = diff(ours, other, cell.level, cell.allow)
+        found = diff(ours.program, other.program, cell.level, cell.allow)
     except InputError as error:
         return CellResult(cell, "undecided", (str(error),))
-    messages = [*_expectations(cell, ours)]
+    messages = [*unmet, *_expectations(cell, ours.program)]
     undecided = found.verdict is Verdict.UNKNOWN
     if undecided:
         messages += [f"undecided: {reason}" for reason in found.reasons]
@@ -248,11 +270,12 @@ def _duplicates(matrix: Matrix, lowered: Lowered) -> list[str]:
     return found
 
 
-def _same(a: Program | ChildFailed, b: Program | ChildFailed) -> bool:
+def _same(a: Ready | ChildFailed, b: Ready | ChildFailed) -> bool:
     """Whether two programs have one digest at the strictest level that both hold."""
     if isinstance(a, ChildFailed) or isinstance(b, ChildFailed):
         return False
+    left, right = a.program.forms, b.program.forms
     for level in LEVELS:
-        if level in a.forms and level in b.forms:
-            return a.forms[level].digest == b.forms[level].digest
+        if level in left and level in right:
+            return left[level].digest == right[level].digest
     return False

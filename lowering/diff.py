@@ -20,7 +20,7 @@ explains where; if it finds nothing, the difference says so and stays.
 from __future__ import annotations
 
 import difflib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -29,9 +29,10 @@ from typing import Literal
 from .align import Aligner, Budget
 from .attribute_diff import shortened
 from .change import Change, Collector, Difference, Verdict
+from .contexts import Contexts
 from .errors import InputError
 from .optext import Op
-from .program import LEVELS, Level, Location, Program, Section, Unknown
+from .program import LEVELS, Level, Program, Section, Unknown
 from .sections import KERNEL, Sections
 from .tree_diff import SectionDiff, Side
 
@@ -190,9 +191,9 @@ class _Comparison:
     _to_b: dict[str, str] = field(default_factory=dict)
     _to_a: dict[str, str] = field(default_factory=dict)
     _queue: list[tuple[str, str]] = field(default_factory=list)
-    _kernels: dict[tuple[str, str], list[Location | None]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    _kernels: dict[tuple[str, str], None] = field(default_factory=dict)
+    _contexts: Contexts = field(default_factory=Contexts)
+    _changes: list[tuple[tuple[str, str], list[Change]]] = field(default_factory=list)
 
     def run(self) -> None:
         """Compares everything that differs."""
@@ -203,12 +204,12 @@ class _Comparison:
         self._drain()
         self._rest()
         self._drain()
-        for (left, right), places in self._kernels.items():
+        for left, right in self._kernels:
             x, y = a.kernel(left), b.kernel(right)
             if x is not None and y is not None and x.text != y.text:
-                own = tuple(dict.fromkeys(places))
-                changes = self._compare(x, y)
-                self.found.add(replace(change, places=own) for change in changes)
+                self._compare(x, y)
+        for pair, changes in self._changes:
+            self.found.add(self._contexts.placed(change, pair) for change in changes)
 
     def notes(self) -> Iterator[str]:
         """Where the bounds were met."""
@@ -241,7 +242,7 @@ class _Comparison:
         a, b = self.sections
         while self._queue:
             x, y = self._queue.pop(0)
-            self.found.add(self._compare(a.by_name[x], b.by_name[y]))
+            self._compare(a.by_name[x], b.by_name[y])
 
     def _rest(self) -> None:
         """Functions that no pair of calls leads to: by content, by label, else on one side only."""
@@ -260,39 +261,49 @@ class _Comparison:
             if same and self._pair(name, same[0]):
                 lonely_b.remove(same.pop(0))
             else:
-                self.found.add([_whole("removed", a.by_name[name])])
-        self.found.add(_whole("added", b.by_name[name]) for name in lonely_b)
+                self._changes.append(((name, name), [_whole("removed", a.by_name[name])]))
+        for name in lonely_b:
+            self._changes.append(((name, name), [_whole("added", b.by_name[name])]))
 
-    def _compare(self, x: Section, y: Section) -> list[Change]:
+    def _compare(self, x: Section, y: Section) -> None:
         a, b = self.sections
+        pair = (x.name, y.name)
         self.lines -= x.text.count("\n") + y.text.count("\n")
         if self.lines < 0:
             self.skipped.append(x.label or x.name)
-            return [_whole("text", x)]
+            self._changes.append((pair, [_whole("text", x)]))
+            return
         aligner = Aligner((a.opened, b.opened), self.budget)
         alignment = aligner.align(a.tree(x), b.tree(y))
-        sides = (Side(x, a.program.locations), Side(y, b.program.locations))
+        sides = (
+            Side(x, a.tree(x), a.program.locations),
+            Side(y, b.tree(y), b.program.locations),
+        )
         changes: list[Change] = []
         for op_a, op_b in alignment.ops:
             changes.extend(self._references(op_a, op_b, sides))
         changes.extend(SectionDiff(*sides, alignment, _names_the_same).changes())
-        return changes
+        self._changes.append((pair, changes))
 
     def _references(self, op_a: Op, op_b: Op, sides: tuple[Side, Side]) -> Iterator[Change]:
         """Pairs what two aligned operations refer to; a call of something else is a change."""
         a, b = self.sections
+        section = sides[0].section
+        caller = (section.name, sides[1].section.name)
+        where = (sides[0].where(op_a), sides[1].where(op_b))
         for x, y in zip(a.callees(op_a.rest), b.callees(op_b.rest), strict=False):
+            self._contexts.add((x, y), caller, where)
             if not self._pair(x, y):
-                where = (sides[0].where(op_a), sides[1].where(op_b))
-                section = sides[0].section
+                label = section.label or section.name
                 yield Change(
                     "callee", op_a.name, "callee", a.label(x), b.label(y),
-                    section.label or section.name, section.kind, (), *where, where,
+                    label, section.kind, (), *where, where,
                 )  # fmt: skip
         kernels_a, kernels_b = KERNEL.findall(op_a.rest), KERNEL.findall(op_b.rest)
         for p, q in zip(kernels_a, kernels_b, strict=False):
-            where = (sides[0].where(op_a), sides[1].where(op_b))
-            self._kernels[f"kernel:{p}", f"kernel:{q}"].extend(where)
+            kernels = (f"kernel:{p}", f"kernel:{q}")
+            self._kernels[kernels] = None
+            self._contexts.add(kernels, caller, where)
 
 
 def _names_the_same(path: str, x: str, y: str) -> bool:

@@ -4,26 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from .align import Alignment
 from .attribute_diff import rest_differences, shortened
 from .change import Change, Kind
-from .optext import Block, Op, Value
+from .optext import Block, Op, Value, walk
 from .program import Location, Section
 
 
 @dataclass(frozen=True)
 class Side:
-    """A section and what is needed to say where its lines come from."""
+    """A section and what is needed to say where its operations come from."""
 
     section: Section
+    tree: Block
     locations: Sequence[Location]
 
     def where(self, op: Op) -> Location | None:
-        """The source of an operation, or None where it isn't known."""
+        """The source of an operation, or None where it isn't known.
+
+        JAX places a constant at the function that it was lowered in, so a constant without a
+        place of its own takes that of the first operation that reads it.
+        """
+        own = self._own(op)
+        if op.operands or not op.name.endswith(".constant") or _is_precise(own):
+            return own
+        reader = self._readers.get(op)
+        return own if reader is None else self._own(reader) or own
+
+    def _own(self, op: Op) -> Location | None:
         lines = self.section.locations
         index = lines[op.line] if op.line < len(lines) else -1
-        return self.locations[index] if 0 <= index < len(self.locations) else None
+        if not 0 <= index < len(self.locations):
+            return None
+        found = self.locations[index]
+        if found.file is not None and found.file.startswith("<"):
+            return Location(None, None, found.scope)  # a frame of Python's own machinery
+        return found
+
+    @cached_property
+    def _readers(self) -> dict[Op, Op]:
+        """The first operation that reads each constant."""
+        found: dict[Op, Op] = {}
+        for op in walk(self.tree):
+            for value in op.operands:
+                if isinstance(value, Value) and isinstance(value.owner, Op):
+                    found.setdefault(value.owner, op)
+        return found
+
+
+def _is_precise(where: Location | None) -> bool:
+    return where is not None and where.line is not None and "/" in (where.scope or "")
 
 
 @dataclass(frozen=True)
