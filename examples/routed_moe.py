@@ -350,13 +350,15 @@ def train(config: Config, step: Callable[..., Any], steps: int, seed: int = 0) -
 # Cases for relower
 
 
-def _step_case(config: Config) -> Any:
+def step_case(config: Config) -> Any:
+    """The train step as a `relower.case`."""
     from relower.lowering.case import case
 
     return case(make_train_step(config), *abstract_inputs(config))
 
 
-def _grad_case(config: Config) -> Any:
+def grad_case(config: Config) -> Any:
+    """The loss and its gradients as a `relower.case`."""
     from relower.lowering.case import case
 
     state, batch = abstract_inputs(config)
@@ -364,23 +366,23 @@ def _grad_case(config: Config) -> Any:
 
 
 def tiny() -> Any:
-    return _step_case(TINY)
+    return step_case(TINY)
 
 
 def tiny_grad() -> Any:
-    return _grad_case(TINY)
+    return grad_case(TINY)
 
 
 def tiny_padded() -> Any:
-    return _step_case(replace(TINY, padding=True))
+    return step_case(replace(TINY, padding=True))
 
 
 def real() -> Any:
-    return _step_case(REAL)
+    return step_case(REAL)
 
 
 def real_grad() -> Any:
-    return _grad_case(REAL)
+    return grad_case(REAL)
 
 
 def sharded() -> Any:
@@ -405,18 +407,17 @@ def sharded() -> Any:
 # The command
 
 
-def describe_real() -> None:
-    """Trace and lower the real train step; print its size."""
-    state, batch = abstract_inputs(REAL)
-    traced = make_train_step(REAL).trace(state, batch)
-    text = traced.lower(lowering_platforms=("tpu",)).as_text()
-    leaves = jax.tree.leaves(state)
-    print(f"parameters: {sum(leaf.size for leaf in jax.tree.leaves(state.params)):,}")
-    print(f"state: {sum(leaf.size * leaf.dtype.itemsize for leaf in leaves):,} bytes, not allocated")
-    print(f"StableHLO: {len(text.splitlines()):,} lines")
+def describe(config: Config) -> None:
+    """Trace and lower a train step from shapes alone; print its size."""
+    state, batch = abstract_inputs(config)
+    lowered = make_train_step(config).trace(state, batch).lower(lowering_platforms=("tpu",))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    print(f"parameters  {sum(leaf.size for leaf in jax.tree.leaves(state.params)):,}")
+    print(f"state       {size:,} bytes, not allocated")
+    print(f"StableHLO   {len(lowered.as_text().splitlines()):,} lines")
 
 
-def main(config: Config = TINY) -> None:
+def main(config: Config = TINY, real: Config = REAL) -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60, help="train steps (default: 60)")
@@ -424,7 +425,7 @@ def main(config: Config = TINY) -> None:
     parser.add_argument("--real", action="store_true", help="trace and lower the real size only")
     options = parser.parse_args()
     if options.real:
-        describe_real()
+        describe(real)
         return
 
     step = make_step(config)
