@@ -13,12 +13,10 @@ import routed_moe_by_hand as twin
 SMALL = replace(plain.TINY, vocab=17, hidden=16, head_dim=8, expert_width=8, batch=2, sequence=16)
 CONFIGS = {
     "plain": SMALL,
-    "padding": replace(SMALL, padding=True),
-    "bf16_router": replace(SMALL, router_dtype=jnp.bfloat16),
-    "bf16_padding_one_expert": replace(
+    "padding": replace(SMALL, padding=True, router_dtype=jnp.bfloat16),
+    "bf16_one_expert": replace(
         SMALL, router_dtype=jnp.bfloat16, dtype=jnp.bfloat16, padding=True, experts_per_token=1
     ),
-    "every_expert": replace(SMALL, experts_per_token=SMALL.experts),
 }
 ROUTERS = {
     "random": lambda router: router,
@@ -39,8 +37,11 @@ def inputs(config, router="random"):
     return params, plain.synthetic_batch(jax.random.key(1), config)
 
 
-def loss_and_grads(config, transform=lambda f: f):
-    return transform(jax.value_and_grad(partial(plain.loss_fn, config=config)))
+def loss_and_grads(params, batch, config):
+    return jax.value_and_grad(plain.loss_fn)(params, batch, config)
+
+
+jitted_loss_and_grads = jax.jit(loss_and_grads, static_argnums=2)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -48,27 +49,19 @@ def loss_and_grads(config, transform=lambda f: f):
 def test_loss_and_gradients_have_the_same_bits(name, router):
     config = CONFIGS[name]
     args = inputs(config, router)
-    wanted = loss_and_grads(config, jax.jit)(*args)
+    wanted = jitted_loss_and_grads(*args, config)
     assert np.isfinite(wanted[0])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(wanted[1]))
-    assert_same_bits(loss_and_grads(twin.by_hand(config), jax.jit)(*args), wanted)
+    assert_same_bits(jitted_loss_and_grads(*args, twin.by_hand(config)), wanted)
 
 
-@pytest.mark.parametrize("name", ["plain", "bf16_padding_one_expert"])
-def test_loss_and_gradients_have_the_same_bits_without_jit(name):
-    config = CONFIGS[name]
+def test_loss_and_gradients_have_the_same_bits_without_jit():
+    config = CONFIGS["padding"]
     args = inputs(config)
-    assert_same_bits(loss_and_grads(twin.by_hand(config))(*args), loss_and_grads(config)(*args))
+    assert_same_bits(loss_and_grads(*args, twin.by_hand(config)), loss_and_grads(*args, config))
 
 
-def test_training_has_the_same_bits():
-    def losses(config):
-        return plain.train(config, plain.make_train_step(config), steps=3)
-
-    assert losses(twin.by_hand(SMALL)) == losses(SMALL)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 255, 256, 257])
+@pytest.mark.parametrize("rows", [1, 3, 256, 257])
 @pytest.mark.parametrize(("low", "high"), [(-1, 6), (0, 0), (0, 7), (-1, 511)])
 def test_packed_sort_is_the_stable_argsort(rows, low, high):
     keys = jax.random.randint(jax.random.key(rows), (rows,), low, high + 1)
