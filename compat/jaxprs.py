@@ -1,0 +1,109 @@
+"""Jaxprs as values, alike on every supported jax version.
+
+A *body* is whatever an equation's params hold: a ``ClosedJaxpr`` or an open ``Jaxpr`` up to jax
+0.11, and from 0.12 on a ``Jaxpr`` that may carry the values of its own constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from jax._src import core
+
+Body: TypeAlias = Any
+"""``ClosedJaxpr | Jaxpr``: the object found in an equation's params."""
+Jaxpr: TypeAlias = Any
+Eqn: TypeAlias = Any
+Var: TypeAlias = Any
+Literal: TypeAlias = Any
+Atom: TypeAlias = Any
+"""``Var | Literal``."""
+
+_Closed: Any = getattr(core, "ClosedJaxpr", None)
+_VarType: Any = core.Var
+_LiteralType: Any = core.Literal
+DropVar: Any = core.DropVar
+
+
+def is_body(value: object) -> bool:
+    """Whether ``value`` is a jaxpr of either kind."""
+    return isinstance(value, core.Jaxpr) or (_Closed is not None and isinstance(value, _Closed))
+
+
+def is_literal(atom: Atom) -> bool:
+    """Whether an equation's operand is a literal rather than a variable."""
+    return isinstance(atom, _LiteralType)
+
+
+def is_var(atom: Atom) -> bool:
+    """Whether an equation's operand is a variable."""
+    return isinstance(atom, _VarType)
+
+
+def is_dropped(var: Var) -> bool:
+    """Whether a result is bound to ``_``: nobody can read it."""
+    return isinstance(var, DropVar)
+
+
+def opened(body: Body) -> Jaxpr:
+    """The jaxpr with ``eqns``, ``invars``, ``outvars`` and ``constvars``."""
+    return body.jaxpr if _Closed is not None and isinstance(body, _Closed) else body
+
+
+def invars(body: Body) -> Sequence[Var]:
+    """The variables that the equation's operands are bound to; constants are not among them."""
+    return opened(body).invars  # type: ignore[no-any-return]
+
+
+def constvars(body: Body) -> Sequence[Var]:
+    """The variables of the body's own constants."""
+    return opened(body).constvars  # type: ignore[no-any-return]
+
+
+def consts(body: Body) -> Sequence[Any]:
+    """The values of the body's own constants; empty for an open jaxpr."""
+    return getattr(body, "consts", ())
+
+
+def rebuild(
+    body: Body,
+    *,
+    eqns: Sequence[Eqn] | None = None,
+    outvars: Sequence[Atom] | None = None,
+    invars: Sequence[Var] | None = None,
+) -> Body:
+    """A body of the same kind with some parts replaced.
+
+    Effects and constants are kept. Where the number of inputs or outputs changes, argument names
+    are no longer known and are dropped from the debug info.
+    """
+    jaxpr = opened(body)
+    parts: dict[str, Any] = {}
+    if eqns is not None:
+        parts["eqns"] = list(eqns)
+    if outvars is not None:
+        parts["outvars"] = list(outvars)
+    if invars is not None:
+        parts["invars"] = list(invars)
+    resized = (invars is not None and len(invars) != len(jaxpr.invars)) or (
+        outvars is not None and len(outvars) != len(jaxpr.outvars)
+    )
+    debug_info = jaxpr.debug_info
+    parts["debug_info"] = debug_info.with_unknown_names() if resized else debug_info
+    changed = jaxpr.replace(**parts)
+    return body.replace(jaxpr=changed) if jaxpr is not body else changed
+
+
+def new_var(aval: Any) -> Var:
+    """A fresh variable of type ``aval``."""
+    return core.Var(aval)
+
+
+def substitute(eqn: Eqn, mapping: dict[Var, Atom]) -> Eqn:
+    """``eqn`` reading ``mapping[v]`` instead of each ``v``; the same object if it reads none."""
+    if not any(is_var(a) and a in mapping for a in eqn.invars):
+        return eqn
+    return eqn.replace(
+        invars=[mapping.get(a, a) if is_var(a) else a for a in eqn.invars],
+    )
