@@ -74,7 +74,7 @@ class Stamp:
     """What must agree before two programs may be compared."""
 
     fields: Mapping[str, str]
-    """jax, jaxlib, libtpu, mosaic, route, target, mesh, axis_types, partitioner, x64, prng, flags …"""
+    """jax, jaxlib, libtpu, mosaic, route, target, mesh, axis types, x64, flags and so on."""
     queries: tuple[str, ...] = ()
     """Platform queries seen while tracing, each with its caller's line."""
 

@@ -1,0 +1,213 @@
+"""Trace functions to jaxprs, evaluate jaxprs, and stand where an equation stands while doing so."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import api_util, config, core, pjit
+from jax._src import linear_util as lu
+from jax._src.interpreters import partial_eval as pe
+
+from . import jaxprs
+from .jaxprs import Atom, Body, Eqn, Var
+
+Tracer: Any = core.Tracer
+JaxprTypeError: Any = core.JaxprTypeError
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function traced on flat arguments."""
+
+    closed: Body
+    out_tree: Any
+    holds_tracers: bool
+    """Whether a constant is another trace's tracer: such a jaxpr must not outlive that trace."""
+
+
+def is_dynamic(leaf: object) -> bool:
+    """Whether an argument leaf is traced; anything else is closed over, as under static args."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) or (
+        isinstance(leaf, core.Tracer)
+    )
+
+
+def type_of(leaf: Any) -> Any:
+    """The abstract value a leaf is traced at; a `jax.ShapeDtypeStruct` stands for an array."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return core.shaped_abstractify(leaf)
+    return core.typeof(leaf)
+
+
+def trace(fn: Callable[..., Any], args: Any, kwargs: Any, avals: Sequence[Any]) -> Traced:
+    """Trace ``fn`` once.
+
+    Args:
+      fn: the function; ``fn(*args, **kwargs)`` must be valid.
+      args: positional arguments, pytrees.
+      kwargs: keyword arguments, pytrees.
+      avals: the abstract value of every dynamic leaf of ``(args, kwargs)``, in order.
+
+    Returns:
+      The closed jaxpr on the dynamic leaves.
+    """
+    leaves, in_tree = jax.tree.flatten((args, kwargs))
+    slots = [i for i, leaf in enumerate(leaves) if is_dynamic(leaf)]
+    out_tree: Any = None
+
+    def flat(*dynamic: Any) -> list[Any]:
+        nonlocal out_tree
+        filled = list(leaves)
+        for slot, value in zip(slots, dynamic, strict=True):
+            filled[slot] = value
+        inner_args, inner_kwargs = jax.tree.unflatten(in_tree, filled)
+        outs, out_tree = jax.tree.flatten(fn(*inner_args, **inner_kwargs))
+        return list(outs)
+
+    debug = api_util.debug_info("relower.optimize", fn, args, kwargs)
+    debug = debug._replace(arg_names=None) if hasattr(debug, "_replace") else debug
+    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(flat, debug_info=debug), list(avals))
+    return Traced(close(jaxpr, consts), out_tree, any(isinstance(c, core.Tracer) for c in consts))
+
+
+def close(jaxpr: Any, consts: Sequence[Any]) -> Body:
+    """A jaxpr with the values of its constants."""
+    closed = getattr(core, "ClosedJaxpr", None)
+    return closed(jaxpr, consts) if closed is not None else jaxpr.with_consts(consts)
+
+
+def evaluate(closed: Body, *args: Any) -> list[Any]:
+    """Evaluate a closed jaxpr under the caller's trace, keeping names, lines and contexts."""
+    return core.jaxpr_as_fun(closed)(*args)  # type: ignore[no-any-return]
+
+
+def trace_context() -> Any:
+    """Hashable: everything outside the arguments that a trace may depend on."""
+    axis_env = core.get_axis_env()
+    names = tuple(sorted((str(k), v) for k, v in axis_env.axis_sizes.items()))
+    return config.trace_context(), names
+
+
+def splice(
+    fn: Callable[..., Sequence[Any]], operands: Sequence[Atom], site: Eqn
+) -> tuple[list[Eqn], list[Atom]]:
+    """Trace a replacement as if it were written where ``site`` stands.
+
+    Args:
+      fn: takes one array per operand, returns a sequence of arrays. Constants must be scalars.
+      operands: variables or literals that are in scope at ``site``.
+      site: the equation replaced; its context, name stack and source line are taken over.
+
+    Returns:
+      The new equations, and the atoms holding the results.
+    """
+    variables = [a for a in operands if not jaxprs.is_literal(a)]
+
+    def on_variables(*values: Any) -> list[Any]:
+        rest = iter(values)
+        return list(fn(*(a.val if jaxprs.is_literal(a) else next(rest) for a in operands)))
+
+    debug = api_util.debug_info("relower replacement", fn, (), {})
+    debug = debug._replace(arg_names=None)
+    with site.ctx.manager:
+        jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(
+            lu.wrap_init(on_variables, debug_info=debug), [v.aval for v in variables]
+        )
+    if consts:
+        raise ValueError(
+            f"a replacement closed over {len(consts)} array constant(s) of shape "
+            f"{[np.shape(c) for c in consts]}; wanted none: build them from iota or scalars"
+        )
+    mapping: dict[Var, Atom] = dict(zip(jaxpr.invars, variables, strict=True))
+    eqns = [
+        jaxprs.substitute(eqn, mapping).replace(source_info=site.source_info) for eqn in jaxpr.eqns
+    ]
+    outs = [mapping.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
+    return eqns, outs
+
+
+@contextlib.contextmanager
+def inside(eqn: Eqn) -> Iterator[None]:
+    """The context in which the bodies of ``eqn`` were traced: axis names, vma checking, grid."""
+    from . import bodies
+
+    params = eqn.params
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(eqn.ctx.manager)
+        if eqn.primitive is bodies.shard_map_primitive():
+            from jax._src import shard_map as sm
+            from jax._src.mesh import use_abstract_mesh
+
+            mesh, manual = params["mesh"], params["newly_manual_axes"]
+            stack.enter_context(sm._extend_axis_env(mesh, manual))
+            stack.enter_context(use_abstract_mesh(sm._as_manual_mesh(mesh, manual)))
+            stack.enter_context(config._check_vma(params["check_vma"]))
+        elif _is_pallas_call(eqn):
+            from jax._src.pallas import core as pallas_core
+
+            mapping = params["grid_mapping"]
+            stack.enter_context(pallas_core.tracing_grid_env(mapping.grid, mapping.vmapped_dims))
+        yield
+
+
+def _is_pallas_call(eqn: Eqn) -> bool:
+    module = sys.modules.get("jax._src.pallas.pallas_call")
+    return module is not None and eqn.primitive is module.pallas_call_p
+
+
+def check_equations(eqns: Sequence[Eqn]) -> None:
+    """Re-derive the types and effects of some equations of one body by jax's own rules.
+
+    Operands not defined among them are taken at their stated types.
+
+    Raises:
+      JaxprTypeError: a rule disagrees with what an equation states.
+    """
+    if not eqns:
+        return
+    defined: set[Var] = set()
+    free: dict[Var, None] = {}
+    effects: set[Any] = set()
+    for eqn in eqns:
+        for atom in eqn.invars:
+            if not jaxprs.is_literal(atom) and atom not in defined:
+                free[atom] = None
+        defined.update(eqn.outvars)
+        effects |= eqn.effects
+    debug = api_util.debug_info("relower check", check_equations, (), {})._replace(
+        arg_names=None, result_paths=()
+    )
+    core.check_jaxpr(
+        core.Jaxpr((), list(free), [], list(eqns), frozenset(effects), debug_info=debug)
+    )
+
+
+def rejit(jitted: Any, transform: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """``jit(transform(f), **same options)`` for a ``jitted`` made by ``jit(f, **options)``."""
+    return pjit._cpp_pjit(transform(jitted._fun), jitted._jit_info)
+
+
+def is_jitted(fn: object) -> bool:
+    """Whether ``fn`` is what `jax.jit` returns."""
+    return hasattr(fn, "_jit_info") and hasattr(fn, "_fun")
+
+
+def unjit(fn: Any) -> Any:
+    """The function inside what `jax.jit` returns; any other function as it is."""
+    return fn._fun if is_jitted(fn) else fn
+
+
+@functools.cache
+def primitive(path: str) -> Any:
+    """The primitive object at a dotted path below ``jax._src``, as in ``lax.lax.sort_p``."""
+    import importlib
+
+    module, _, attribute = path.rpartition(".")
+    return getattr(importlib.import_module("jax._src." + module), attribute)

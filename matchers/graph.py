@@ -1,0 +1,307 @@
+"""The dataflow view of nested jaxprs: who made a value, who reads it, what is known of it.
+
+A `Scope` is one body in one context: the facts of its inputs and the outputs that somebody
+demands. A body called from several places in the same context is one scope with several callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import networkx as nx
+
+from ..compat import bodies as compat_bodies
+from ..compat import jaxprs, source
+from ..compat.bodies import BodyKey, Entered, Flow, Role
+from ..compat.jaxprs import Atom, Body, Eqn, Var
+from .fact import Fact
+from .facts import Analysis, BodyFacts
+
+OUTPUT = -1
+"""The reader index that stands for the body's own outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value by the scope and the atom that define it."""
+
+    scope: Scope
+    atom: Atom
+
+    def __eq__(self, other: object) -> bool:
+        """The same defining variable in the same scope, or equal literals of one type."""
+        if not isinstance(other, Value):
+            return NotImplemented
+        if jaxprs.is_literal(self.atom) or jaxprs.is_literal(other.atom):
+            return (
+                jaxprs.is_literal(self.atom)
+                and jaxprs.is_literal(other.atom)
+                and self.atom.aval == other.atom.aval
+                and _same_bits(self.atom.val, other.atom.val)
+            )
+        return self.scope is other.scope and self.atom is other.atom
+
+    def __hash__(self) -> int:
+        """Consistent with equality: literals hash by their type."""
+        if jaxprs.is_literal(self.atom):
+            return hash(str(self.atom.aval))
+        return hash((id(self.scope), id(self.atom)))
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    import numpy as np
+
+    left, right = np.asarray(a), np.asarray(b)
+    return left.dtype == right.dtype and left.tobytes() == right.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """The equation that computes a value, and which of its results the value is."""
+
+    scope: Scope
+    index: int
+    result: int
+
+    @property
+    def eqn(self) -> Eqn:
+        """The equation."""
+        return self.scope.eqns[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One place that runs a scope's body."""
+
+    scope: Scope
+    index: int
+    entered: Entered
+
+
+@dataclass(eq=False)
+class Scope:
+    """One body in one context."""
+
+    body: Body
+    facts: BodyFacts
+    demanded: tuple[bool, ...]
+    eqns: Sequence[Eqn]
+    callers: list[Caller] = field(default_factory=list, repr=False)
+    children: dict[int, dict[BodyKey, Scope]] = field(default_factory=dict, repr=False)
+    """Scopes of the live equations that carry bodies, by equation index."""
+    live: list[int] = field(default_factory=list, repr=False)
+    """Indices of live equations, in order."""
+    not_entered: list[tuple[int, compat_bodies.NotEntered]] = field(default_factory=list)
+    _definitions: dict[Var, tuple[int, int]] = field(default_factory=dict, repr=False)
+    _readers: dict[Var, list[int]] | None = field(default=None, repr=False)
+
+    def fact(self, atom: Atom) -> Fact:
+        """What is known of an atom of this body."""
+        return self.facts.fact(atom)
+
+    def definition(self, var: Var) -> tuple[int, int] | None:
+        """The index of the equation that binds ``var`` and the result's position."""
+        return self._definitions.get(var)
+
+    def readers(self, var: Var) -> list[int]:
+        """Indices of the live equations that read ``var``; `OUTPUT` for the body's outputs."""
+        if self._readers is None:
+            readers: dict[Var, list[int]] = {}
+            for i in self.live:
+                for atom in self.eqns[i].invars:
+                    if not jaxprs.is_literal(atom):
+                        readers.setdefault(atom, []).append(i)
+            for atom in jaxprs.opened(self.body).outvars:
+                if not jaxprs.is_literal(atom):
+                    readers.setdefault(atom, []).append(OUTPUT)
+            self._readers = readers
+        return self._readers.get(var, [])
+
+    def resolve(self, atom: Atom) -> Value:
+        """Where an atom's value is really made, seen through calls in both directions.
+
+        Goes into the body of a call for its result, and out to the operand of the caller where
+        there is exactly one caller and the value is the same inside and outside.
+        """
+        scope: Scope = self
+        while not jaxprs.is_literal(atom):
+            found = scope._definitions.get(atom)
+            step = scope._inward(*found) if found else scope._outward(atom)
+            if step is None:
+                break
+            scope, atom = step
+        return Value(scope, atom)
+
+    def producer(self, atom: Atom) -> Producer | None:
+        """The equation that computes an atom's value, seen through calls; None for an input."""
+        value = self.resolve(atom)
+        if jaxprs.is_literal(value.atom):
+            return None
+        found = value.scope._definitions.get(value.atom)
+        return None if found is None else Producer(value.scope, *found)
+
+    def path(self) -> tuple[Caller, ...]:
+        """The first caller of each scope from the outermost inwards."""
+        steps: list[Caller] = []
+        scope = self
+        while scope.callers:
+            steps.append(scope.callers[0])
+            scope = scope.callers[0].scope
+        return tuple(reversed(steps))
+
+    def name_stack(self, eqn: Eqn) -> str:
+        """The full name-stack path of an equation, through its first callers."""
+        parts = [_step_name(c.scope.eqns[c.index], c.entered) for c in self.path()]
+        parts.append(source.name_stack(eqn))
+        return "/".join(p for p in parts if p)
+
+    def source_line(self, eqn: Eqn) -> str | None:
+        """``file.py:line`` of an equation, or else of the call it stands in.
+
+        jax's own functions, such as `jnp.argsort`, are traced once and know no caller: then the
+        line is that of the innermost caller that has one.
+        """
+        line = source.source_line(eqn)
+        scope = self
+        while line is None and scope.callers:
+            caller = scope.callers[0]
+            line = source.source_line(caller.scope.eqns[caller.index])
+            scope = caller.scope
+        return line
+
+    def _inward(self, index: int, result: int) -> tuple[Scope, Atom] | None:
+        child = self.children.get(index)
+        if child is None or len(child) != 1:
+            return None
+        ((key, scope),) = child.items()
+        entered = next(e for e in compat_bodies.carried(self.eqns[index]).entered if e.key == key)
+        if entered.role is not Role.CALL:
+            return None
+        for position, port in enumerate(entered.outputs):
+            if port.outer == result and port.flow is Flow.SAME:
+                return scope, jaxprs.opened(scope.body).outvars[position]
+        return None
+
+    def _outward(self, var: Var) -> tuple[Scope, Atom] | None:
+        if len(self.callers) != 1:
+            return None
+        caller = self.callers[0]
+        for position, inner in enumerate(jaxprs.invars(self.body)):
+            if inner is var:
+                port = caller.entered.inputs[position]
+                if port.flow is not Flow.SAME or port.outer is None:
+                    return None
+                return caller.scope, caller.scope.eqns[caller.index].invars[port.outer]
+        return None
+
+
+def _step_name(eqn: Eqn, entered: Entered) -> str:
+    stack = source.name_stack(eqn)
+    name = eqn.params.get("name")
+    label = f"{eqn.primitive.name}({name})" if isinstance(name, str) else eqn.primitive.name
+    if entered.role is Role.BRANCH:
+        label += f"[{entered.key[1]}]"
+    return f"{stack}/{label}" if stack else label
+
+
+class Dataflow:
+    """All scopes of a closed jaxpr that are reached by live equations."""
+
+    def __init__(self, closed: Body, analysis: Analysis, in_facts: tuple[Fact, ...]) -> None:
+        self._scopes: dict[tuple[int, tuple[bool, ...]], Scope] = {}
+        outputs = len(jaxprs.opened(closed).outvars)
+        self.root = self._enter(analysis.enter(closed, in_facts), (True,) * outputs)
+
+    @property
+    def scopes(self) -> Iterator[Scope]:
+        """Every scope, callees before callers."""
+        return iter(self._scopes.values())
+
+    def _enter(self, facts: BodyFacts, demanded: tuple[bool, ...]) -> Scope:
+        key = (id(facts), demanded)
+        known = self._scopes.get(key)
+        if known is not None:
+            return known
+        jaxpr = jaxprs.opened(facts.body)
+        scope = Scope(facts.body, facts, demanded, jaxpr.eqns)
+        read: set[Var] = {
+            a for a, d in zip(jaxpr.outvars, demanded, strict=True) if d and jaxprs.is_var(a)
+        }
+        live: list[int] = []
+        for index in range(len(jaxpr.eqns) - 1, -1, -1):
+            eqn = jaxpr.eqns[index]
+            for result, var in enumerate(eqn.outvars):
+                scope._definitions[var] = (index, result)
+            if not eqn.effects and read.isdisjoint(eqn.outvars):
+                continue
+            live.append(index)
+            read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
+            self._enter_bodies(scope, index, eqn, read)
+        scope.live = live[::-1]
+        self._scopes[key] = scope
+        return scope
+
+    def _enter_bodies(self, scope: Scope, index: int, eqn: Eqn, read: set[Var]) -> None:
+        carried = compat_bodies.carried(eqn)
+        if not carried.entered and not carried.not_entered:
+            return
+        scope.not_entered.extend((index, n) for n in carried.not_entered)
+        if not carried.entered:
+            return
+        child_facts = scope.facts.children(index)
+        children: dict[BodyKey, Scope] = {}
+        for entered in carried.entered:
+            demanded = tuple(
+                port.outer is None or port.flow is Flow.CARRY or eqn.outvars[port.outer] in read
+                for port in entered.outputs
+            )
+            child = self._enter(child_facts[entered.key], demanded)
+            child.callers.append(Caller(scope, index, entered))
+            children[entered.key] = child
+        scope.children[index] = children
+
+    def networkx(self) -> nx.DiGraph:
+        """The live equations of every scope as a graph.
+
+        Nodes are ``(id(scope), index)`` with attributes ``scope`` and ``eqn``. Edges go from the
+        equation that binds a variable to those that read it in the same body, from an equation to
+        the first users of its operands in its bodies, and from the makers of a body's outputs back
+        to the equation (``via="call"``).
+        """
+        graph = nx.DiGraph()
+        for scope in self.scopes:
+            for index in scope.live:
+                graph.add_node((id(scope), index), scope=scope, eqn=scope.eqns[index])
+        for scope in self.scopes:
+            for index in scope.live:
+                node = (id(scope), index)
+                for atom in scope.eqns[index].invars:
+                    found = None if jaxprs.is_literal(atom) else scope.definition(atom)
+                    if found is not None:
+                        graph.add_edge((id(scope), found[0]), node, via="value")
+                for child in scope.children.get(index, {}).values():
+                    for var in jaxprs.opened(child.body).outvars:
+                        found = None if jaxprs.is_literal(var) else child.definition(var)
+                        if found is not None and (id(child), found[0]) in graph:
+                            graph.add_edge((id(child), found[0]), node, via="call")
+        return graph
+
+
+def depends_on(scope: Scope, atoms: Sequence[Atom], indices: frozenset[int]) -> bool:
+    """Whether any atom is computed, within the body, from a result of the given equations."""
+    stack = [a for a in atoms if not jaxprs.is_literal(a)]
+    seen: set[Var] = set()
+    while stack:
+        var = stack.pop()
+        if var in seen:
+            continue
+        seen.add(var)
+        found = scope.definition(var)
+        if found is None:
+            continue
+        if found[0] in indices:
+            return True
+        stack.extend(a for a in scope.eqns[found[0]].invars if not jaxprs.is_literal(a))
+    return False

@@ -1,0 +1,205 @@
+"""argsort_packed_key: an argsort of small integers becomes a sort of one packed operand.
+
+before:  ``sort((key, iota), num_keys=1, is_stable=True)`` with keys known to lie in [lo, hi]
+after:   ``sort(uint32(key - lo) << b | slot)``, the order from the low ``b`` bits, the sorted keys
+         from the high bits
+
+Every packed value is unique and orders as (key, slot), so the order is the stable one. It helps
+because the sort moves one operand instead of three: 781,708 → 247,455 estimated TPU7x cycles for
+655,360 keys, 106,054 → 20,952 for 81,920 (libtpu 0.0.52). It costs a shift, an or and a mask. The
+compiler can't do it: it doesn't know the keys' range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..matchers.argsort import Argsort, find_argsort, sort_primitive
+from ..matchers.fact import Fact
+from ..matchers.graph import Scope
+from ..matchers.pattern import Mismatch
+from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+
+_BITS = 32
+_WORD = np.uint32
+
+
+def _find(scope: Scope, index: int) -> Match | Mismatch | None:
+    found = find_argsort(scope, index)
+    if found is None or isinstance(found, Mismatch):
+        return found
+    pairs = found.num_keys == 2 and found.order == 1 and found.rising
+    return Match(scope, index, {"argsort": found}) if found.stable or pairs else None
+
+
+def _argsort(match: Match) -> Argsort:
+    return match.captures["argsort"]  # type: ignore[no-any-return]
+
+
+def _key_fact(match: Match) -> Fact:
+    return match.scope.fact(_argsort(match).key)
+
+
+def _one_key(match: Match) -> Reason | None:
+    argsort = _argsort(match)
+    if argsort.num_keys == 1 or not argsort.stable:
+        return None
+    return Reason("num-keys", "the sort compares more than one operand",
+                  f"num_keys={argsort.num_keys}", "num_keys=1")  # fmt: skip
+
+
+def _only_positions(match: Match) -> Reason | None:
+    argsort = _argsort(match)
+    if argsort.order is not None and not argsort.others and argsort.rising:
+        return None
+    operands = ", ".join(a.aval.str_short(short_dtypes=True) for a in argsort.eqn.invars[1:])
+    return Reason("carries-data", "the sort carries more than positions that rise along its axis",
+                  operands, f"one iota along axis {argsort.axis}")  # fmt: skip
+
+
+def _integer_key(match: Match) -> Reason | None:
+    dtype = _argsort(match).key.aval.dtype
+    if jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_:
+        return None
+    return Reason("key-dtype", "the key is no integer", str(dtype), "an integer or bool key")
+
+
+def _known_range(match: Match) -> Reason | None:
+    if _integer_key(match) is not None:
+        return None
+    fact, dtype = _key_fact(match), _argsort(match).key.aval.dtype
+    if _bounds(fact, dtype) is not None:
+        return None
+    found = f"lo={'unknown' if fact.lo is None else fact.lo}, " \
+            f"hi={'unknown' if fact.hi is None else fact.hi}"  # fmt: skip
+    return Reason("unknown-range", "the range of the keys is not known", found,
+                  "both bounds, from the code or from relower.assume_range")  # fmt: skip
+
+
+def _bounds(fact: Fact, dtype: Any) -> tuple[int, int] | None:
+    """The known range; that of the dtype itself where it is narrower than a word."""
+    if fact.lo is not None and fact.hi is not None:
+        return fact.lo, fact.hi
+    if np.dtype(dtype).itemsize < _BITS // 8:
+        return fact.range(dtype)
+    return None
+
+
+def _bits(match: Match) -> tuple[int, int]:
+    """Bits for the key's offset and for the slot."""
+    argsort = _argsort(match)
+    bounds = _bounds(_key_fact(match), argsort.key.aval.dtype)
+    assert bounds is not None
+    return (bounds[1] - bounds[0]).bit_length(), max(argsort.length - 1, 0).bit_length()
+
+
+def _fits(match: Match) -> Reason | None:
+    if _integer_key(match) is not None or _known_range(match) is not None:
+        return None
+    key, slot = _bits(match)
+    if key + slot <= _BITS and slot < _BITS:
+        return None
+    return Reason("too-many-bits", "key and slot don't fit one word together",
+                  f"{key} + {slot} bits", f"at most {_BITS}")  # fmt: skip
+
+
+def _replace(match: Match) -> Replacement:
+    argsort = _argsort(match)
+    eqn, axis, order = argsort.eqn, argsort.axis, argsort.order
+    assert order is not None
+    bounds = _bounds(_key_fact(match), argsort.key.aval.dtype)
+    assert bounds is not None
+    lo = bounds[0]
+    _, b = _bits(match)
+    affine = match.scope.fact(argsort.positions).affine
+    assert affine is not None
+    plain = match.scope.fact(argsort.positions).is_iota(axis, argsort.positions.aval.shape)
+    step = affine.strides[axis]
+
+    def packed(*operands: Any) -> Sequence[Any]:
+        key, positions = operands[0], operands[order]
+        word = lax.sort(pack(key, lo, b, axis), dimension=axis, is_stable=False)
+        slots = unpack_slot(word, b, positions.dtype)
+        if not plain:
+            # Positions with an offset or a stride: the first along the axis, plus steps.
+            start = lax.slice_in_dim(positions, 0, 1, axis=axis) if argsort.length else positions
+            slots = start + slots * positions.dtype.type(step)
+        keys = unpack_key(word, lo, b, key.dtype)
+        return [keys, *(slots for _ in operands[1:])]
+
+    return Replacement(
+        tuple(eqn.invars), tuple(eqn.outvars), packed, (axis, order, lo, b, plain, step)
+    )
+
+
+def pack(key: jax.Array, lo: int, b: int, axis: int) -> jax.Array:
+    """``uint32(key - lo) << b | slot``; exact modulo 2³² for integer keys of any width."""
+    word = key.astype(_WORD)
+    if lo:
+        word = word - _WORD(lo % 2**_BITS)
+    if b:
+        word = (word << _WORD(b)) | lax.broadcasted_iota(_WORD, key.shape, axis)
+    return word
+
+
+def unpack_slot(word: jax.Array, b: int, dtype: Any) -> jax.Array:
+    """The slot in the low ``b`` bits."""
+    return (word & _WORD(2**b - 1)).astype(dtype)
+
+
+def unpack_key(word: jax.Array, lo: int, b: int, dtype: Any) -> jax.Array:
+    """The key in the high bits."""
+    key = word >> _WORD(b) if b else word
+    if lo:
+        key = key + _WORD(lo % 2**_BITS)
+    return key.astype(dtype) if dtype != jnp.bool_ else key != 0
+
+
+def before(scores: jax.Array) -> jax.Array:
+    """The order of expert ids; ``scores`` is ``f32[tokens, experts]``."""
+    _, ids = lax.top_k(scores, 2)
+    return jnp.argsort(ids.reshape(-1))
+
+
+def after(scores: jax.Array) -> jax.Array:
+    """The same order from one packed operand."""
+    _, ids = lax.top_k(scores, 2)
+    ids = ids.reshape(-1)
+    b = (ids.size - 1).bit_length()
+    slot = lax.iota(jnp.uint32, ids.size)
+    word = lax.sort((ids.astype(jnp.uint32) << jnp.uint32(b)) | slot, is_stable=False)
+    return (word & jnp.uint32(2**b - 1)).astype(jnp.int32)
+
+
+PASS = Pass(
+    name="argsort_packed_key",
+    contract=Contract.BITWISE,
+    summary="argsort of integers in a known range → unstable sort of one packed operand",
+    measure="operands of sorts",
+    roots=lambda: frozenset({sort_primitive()}),
+    find=_find,
+    requirements=(
+        Requirement("num-keys", "The sort compares one operand, or unique pairs.", _one_key),
+        Requirement(
+            "carries-data",
+            "Beside the key the sort carries only positions that rise along its axis.",
+            _only_positions,
+        ),
+        Requirement("key-dtype", "The key is an integer or a bool.", _integer_key),
+        Requirement("unknown-range", "The range of the keys is known.", _known_range),
+        Requirement(
+            "too-many-bits", "bits(hi − lo) + bits(n − 1) is at most 32, n the length.", _fits
+        ),
+    ),
+    profitable=lambda match: None,
+    replace=_replace,
+    before=before,
+    after=after,
+    examples=lambda: (Example((jax.ShapeDtypeStruct((512, 64), jnp.float32),), "expert ids"),),
+)

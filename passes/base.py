@@ -1,0 +1,166 @@
+"""What a pass is: its contract, its requirements, the sites it finds and what it says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ..compat.jaxprs import Atom, Eqn, Var
+from ..matchers.graph import Scope
+from ..matchers.pattern import Mismatch
+
+
+class Contract(Enum):
+    """What a rewrite promises about values, from strict to loose."""
+
+    BITWISE = "bitwise"
+    """The same bits, NaN payloads and the sign of zero included."""
+    VALUE = "value"
+    """Equal as numbers: the sign of a zero, NaN payloads and flushed subnormals may differ."""
+    ROUNDING = "rounding"
+    """Each value keeps one rounding, at a different point; the error is at most 1.10× as large."""
+
+    def admits(self, other: Contract) -> bool:
+        """Whether a pass of contract ``other`` may run where this contract was asked for."""
+        order = list(Contract)
+        return order.index(other) <= order.index(self)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a site was declined."""
+
+    code: str
+    """Stable, for machines and tests: ``unknown-range``."""
+    sentence: str
+    found: str
+    wanted: str
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return f"{self.sentence} (found {self.found}; wanted {self.wanted})"
+
+
+@dataclass(frozen=True)
+class Match:
+    """A candidate that has the pattern's structure."""
+
+    scope: Scope
+    index: int
+    """The root equation: the last of the site's equations in its body."""
+    captures: Mapping[str, Any]
+
+    @property
+    def eqn(self) -> Eqn:
+        """The root equation."""
+        return self.scope.eqns[self.index]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One named check: may this site be rewritten?"""
+
+    code: str
+    sentence: str
+    """What must hold, for the docs."""
+    check: Callable[[Match], Reason | None]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What to put in place of the root equation."""
+
+    operands: tuple[Atom, ...]
+    """In scope at the root equation."""
+    results: tuple[Var, ...]
+    """Results of the root equation, in the order in which ``fn`` returns their values."""
+    fn: Callable[..., Sequence[Any]]
+    key: Hashable
+    """Everything besides the operands that ``fn`` depends on."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments for a pass's ``before`` and ``after``, as shapes and as real values."""
+
+    args: tuple[Any, ...]
+    """`jax.ShapeDtypeStruct`s or arrays."""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A rewrite: find candidates, check requirements, replace."""
+
+    name: str
+    contract: Contract
+    summary: str
+    """One sentence: before → after."""
+    measure: str
+    """What each application strictly lowers, so that rewriting ends."""
+    roots: Callable[[], frozenset[Any]]
+    """The primitives, as objects, at which a candidate may end."""
+    find: Callable[[Scope, int], Match | Mismatch | None]
+    """A match, a near miss, or None where the equation is no candidate at all."""
+    requirements: tuple[Requirement, ...]
+    profitable: Callable[[Match], Reason | None]
+    replace: Callable[[Match], Replacement]
+    before: Callable[..., Any]
+    after: Callable[..., Any]
+    examples: Callable[[], tuple[Example, ...]]
+
+
+class Status(Enum):
+    """The verdict on a site."""
+
+    APPLIED = "applied"
+    DECLINED = "declined"
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place where a pass found its pattern, or nearly did."""
+
+    pass_name: str
+    status: Status
+    reasons: tuple[Reason, ...]
+    """Every unmet requirement; empty where applied."""
+    primitive: str
+    shape: str
+    """The root's first result, as in ``i32[81920]``."""
+    source: str | None
+    """``file.py:line`` of the user's code."""
+    scope: str
+    """Name-stack path."""
+    calls: int = 1
+    """How many equations run the body that the site stands in."""
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for two findings of one site in different rounds."""
+        return (self.pass_name, self.status, self.primitive, self.shape, self.source, self.scope,
+                tuple((r.code, r.found) for r in self.reasons))  # fmt: skip
+
+
+class PassNotApplicable(Exception):
+    """A pass asked for by name found no site; names every unmet requirement."""
+
+
+class SiteDeclined(Exception):
+    """Raised while substituting: the site must stay as it is."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+        self.blamed: tuple[Accepted, ...] = ()
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A site about to be rewritten."""
+
+    match: Match
+    replacement: Replacement
+    rewrite: Pass = field(repr=False)

@@ -1,0 +1,171 @@
+"""Check rewritten jaxprs: scoping, types, effects and boundaries, in every nested body.
+
+`jax.core.check_jaxpr` doesn't look into the bodies of scan, while, cond, custom derivatives or
+Pallas kernels, so this module does, outside in, each body under the context it was traced in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..compat import bodies as compat_bodies
+from ..compat import jaxprs, tracing, vma
+from ..compat.bodies import Entered, Flow, Port
+from ..compat.jaxprs import Atom, Body, Eqn, Var
+
+
+class IllFormed(Exception):
+    """A jaxpr that no rewrite may leave behind: a fault in a pass, never in the user's program."""
+
+
+def check_rewritten(new: Body, old: Body, *, retyped: bool = False) -> None:
+    """Check a body against the one it was made from.
+
+    Equations that both share were checked when jax traced them. Scoping and effects are checked
+    for all of them, types and boundaries for those that are new.
+
+    Args:
+      new: the rewritten body; its nested bodies have been checked before.
+      old: the original.
+      retyped: whether types may differ in their varying axes.
+
+    Raises:
+      IllFormed: with what was found and what was wanted.
+    """
+    _check_interface(new, old, retyped)
+    _check_scoping(new)
+    known = {id(eqn) for eqn in jaxprs.opened(old).eqns}
+    fresh = [eqn for eqn in jaxprs.opened(new).eqns if id(eqn) not in known]
+    _check_types(fresh)
+    for eqn in fresh:
+        check_boundaries(eqn)
+
+
+def check_closed(closed: Body) -> None:
+    """Check a whole jaxpr, every equation of every nested body.
+
+    Raises:
+      IllFormed: with the path to the fault.
+    """
+    jaxpr = jaxprs.opened(closed)
+    _check_scoping(closed)
+    for eqn in jaxpr.eqns:
+        entered = compat_bodies.carried(eqn).entered
+        if not entered:
+            continue
+        check_boundaries(eqn)
+        with tracing.inside(eqn):
+            for e in entered:
+                try:
+                    check_closed(e.body)
+                except IllFormed as fault:
+                    raise IllFormed(f"in {eqn.primitive.name}'s {e.key[0]}: {fault}") from fault
+    _check_types(jaxpr.eqns)
+
+
+def check_boundaries(eqn: Eqn) -> None:
+    """Check that operands and results have the types of the inputs and outputs of its bodies."""
+    for e in compat_bodies.carried(eqn).entered:
+        inner = jaxprs.invars(e.body)
+        outer = jaxprs.opened(e.body).outvars
+        where = f"{eqn.primitive.name}'s {e.key[0]}"
+        if len(inner) != len(e.inputs) or len(outer) != len(e.outputs):
+            raise IllFormed(
+                f"{where} takes {len(inner)} and returns {len(outer)} values; "
+                f"wanted {len(e.inputs)} and {len(e.outputs)}"
+            )
+        for position, (var, port) in enumerate(zip(inner, e.inputs, strict=True)):
+            _check_port(eqn, port, var, eqn.invars, f"input {position} of {where}")
+        for position, (atom, port) in enumerate(zip(outer, e.outputs, strict=True)):
+            _check_port(eqn, port, atom, eqn.outvars, f"output {position} of {where}")
+        _check_carry(e, where)
+
+
+def _check_port(eqn: Eqn, port: Port, atom: Atom, outside: Sequence[Atom], what: str) -> None:
+    if port.outer is None or port.flow is Flow.UNKNOWN:
+        return
+    if port.outer >= len(outside):
+        raise IllFormed(f"{what} belongs to position {port.outer}, of {len(outside)} only")
+    outer = outside[port.outer]
+    if jaxprs.is_dropped(outer):
+        return
+    found, wanted = _shape(atom.aval), _shape(outer.aval)
+    if port.flow is Flow.SLICE:
+        wanted = None if wanted is None or not wanted[0] else (wanted[0][1:], wanted[1])
+    if port.flow is Flow.SHARD:
+        # jax's own rule for shard_map compares the shard shapes; here only rank and dtype.
+        found = None if found is None else (len(found[0]), found[1])
+        wanted = None if wanted is None else (len(wanted[0]), wanted[1])
+    if found != wanted:
+        raise IllFormed(
+            f"{what} has type {atom.aval.str_short()}, outside it is {outer.aval.str_short()}"
+        )
+    if port.flow in (Flow.SAME, Flow.CARRY) and vma.varying(atom.aval) != vma.varying(outer.aval):
+        raise IllFormed(
+            f"{what} varies over {set(vma.varying(atom.aval)) or 'no axis'}, "
+            f"outside over {set(vma.varying(outer.aval)) or 'no axis'}"
+        )
+
+
+def _check_carry(entered: Entered, where: str) -> None:
+    inner = jaxprs.invars(entered.body)
+    inputs = [v for v, p in zip(inner, entered.inputs, strict=True) if p.flow is Flow.CARRY]
+    outvars = jaxprs.opened(entered.body).outvars
+    outputs = [a for a, p in zip(outvars, entered.outputs, strict=True) if p.flow is Flow.CARRY]
+    for position, (var, atom) in enumerate(zip(inputs, outputs, strict=False)):
+        same_axes = vma.varying(var.aval) == vma.varying(atom.aval)
+        if _shape(var.aval) != _shape(atom.aval) or not same_axes:
+            raise IllFormed(
+                f"carried value {position} of {where} goes in as {var.aval.str_short()} "
+                f"and comes out as {atom.aval.str_short()}"
+            )
+
+
+def _shape(aval: Any) -> tuple[Any, Any] | None:
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    return None if shape is None else (tuple(shape), dtype)
+
+
+def _check_interface(new: Body, old: Body, retyped: bool) -> None:
+    before, after = jaxprs.opened(old), jaxprs.opened(new)
+    for what in ("invars", "outvars"):
+        olds = [a.aval for a in getattr(before, what)]
+        news = [a.aval for a in getattr(after, what)]
+        if len(olds) != len(news):
+            raise IllFormed(f"{len(news)} {what}, wanted {len(olds)}")
+        for position, (o, n) in enumerate(zip(olds, news, strict=True)):
+            if o != n and not (retyped and vma.differs_only_in_varying(o, n)):
+                raise IllFormed(
+                    f"{what}[{position}] has type {n.str_short()}, wanted {o.str_short()}"
+                )
+    if before.effects != after.effects:
+        raise IllFormed(f"effects {after.effects}, wanted {before.effects}")
+
+
+def _check_scoping(body: Body) -> None:
+    jaxpr = jaxprs.opened(body)
+    bound: set[Var] = {*jaxpr.constvars, *jaxpr.invars}
+    for index, eqn in enumerate(jaxpr.eqns):
+        for position, atom in enumerate(eqn.invars):
+            if not jaxprs.is_literal(atom) and atom not in bound:
+                raise IllFormed(
+                    f"equation {index} ({eqn.primitive.name}) reads operand {position}, a "
+                    f"{atom.aval.str_short()} that nothing before it binds"
+                )
+        for var in eqn.outvars:
+            if jaxprs.is_dropped(var):
+                continue
+            if var in bound:
+                raise IllFormed(f"equation {index} ({eqn.primitive.name}) binds a variable twice")
+            bound.add(var)
+    for position, atom in enumerate(jaxpr.outvars):
+        if not jaxprs.is_literal(atom) and atom not in bound:
+            raise IllFormed(f"output {position}, a {atom.aval.str_short()}, is bound nowhere")
+
+
+def _check_types(eqns: Sequence[Eqn]) -> None:
+    try:
+        tracing.check_equations(eqns)
+    except tracing.JaxprTypeError as fault:
+        raise IllFormed(str(fault)) from None

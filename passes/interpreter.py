@@ -1,0 +1,231 @@
+"""Splice accepted replacements into nested jaxprs, touching nothing else.
+
+Every equation outside a site keeps its object, unless it reads a value that now comes from
+somewhere else or carries a body in which something changed. A body shared by several equations is
+rewritten once and stays shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..compat import bodies as compat_bodies
+from ..compat import edit, jaxprs, tracing
+from ..compat.jaxprs import Atom, Body, Eqn, Var
+from ..matchers.graph import Scope
+from .base import Accepted, SiteDeclined
+from .check import check_rewritten
+from .retype import Retyper
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A body after substitution."""
+
+    body: Body
+    unread: frozenset[int]
+    """Inputs that were read before and are not any more."""
+    blamed: tuple[Accepted, ...] = ()
+    """The sites whose replacements changed a type that readers had to follow."""
+
+
+_Signature = int
+"""Names a body together with all that is done in and below it; 0 where nothing is done."""
+
+
+@dataclass
+class Interpreter:
+    """Rewrites all scopes below a root."""
+
+    accepted: Mapping[tuple[int, int], Accepted]
+    """By ``(id(scope), index of the root equation)``."""
+    _by_scope: dict[int, dict[int, Accepted]] = field(init=False)
+    _signatures: dict[int, _Signature] = field(default_factory=dict)
+    _numbers: dict[tuple[object, ...], _Signature] = field(default_factory=dict)
+    _done: dict[_Signature, Rewritten] = field(default_factory=dict)
+    _narrowed: dict[tuple[int, frozenset[int]], Body] = field(default_factory=dict)
+    _keep: list[object] = field(default_factory=list)
+    """Objects whose ids are keys."""
+
+    def __post_init__(self) -> None:
+        """Group the sites by scope."""
+        self._by_scope = {}
+        for (scope, index), site in self.accepted.items():
+            self._by_scope.setdefault(scope, {})[index] = site
+
+    def rewrite(self, scope: Scope) -> Rewritten:
+        """The scope's body with every accepted site below it substituted.
+
+        Scopes of one body in which the same is done share one result, whatever their facts.
+        """
+        signature = self._signature(scope)
+        if not signature:
+            return Rewritten(scope.body, frozenset())
+        known = self._done.get(signature)
+        if known is None:
+            known = self._done[signature] = self._rewrite(scope)
+        return known
+
+    def _signature(self, scope: Scope) -> _Signature:
+        known = self._signatures.get(id(scope))
+        if known is not None:
+            return known
+        self._keep.append(scope)
+        sites = self._by_scope.get(id(scope), {})
+        local = tuple((i, s.rewrite.name, s.replacement.key) for i, s in sorted(sites.items()))
+        below = tuple(
+            (index, key, signature)
+            for index, children in scope.children.items()
+            for key, child in children.items()
+            if (signature := self._signature(child))
+        )
+        number = 0
+        if local or below:
+            number = self._numbers.setdefault(
+                (id(scope.body), local, below), len(self._numbers) + 1
+            )
+        self._signatures[id(scope)] = number
+        return number
+
+    def _rewrite(self, scope: Scope) -> Rewritten:
+        jaxpr = jaxprs.opened(scope.body)
+        emitted: list[list[Eqn]] = []
+        renamed: dict[Var, Atom] = {}
+        retyper = Retyper()
+        sites = self._by_scope.get(id(scope), {})
+        try:
+            for index, eqn in enumerate(jaxpr.eqns):
+                site = sites.get(index)
+                if site is not None:
+                    emitted.append(self._substitute(site, renamed, retyper))
+                else:
+                    emitted.append(self._carry_over(scope, index, eqn, renamed, retyper))
+        except SiteDeclined as declined:
+            declined.blamed = declined.blamed or tuple(retyper.blamed)
+            raise
+        if all(len(new) == 1 and new[0] is eqn for new, eqn in zip(emitted, jaxpr.eqns)):
+            return Rewritten(scope.body, frozenset())
+        outvars = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
+        eqns = _prune(jaxpr.eqns, jaxpr.outvars, emitted, outvars)
+        body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
+        check_rewritten(body, scope.body, retyped=retyper.active)
+        before, after = _read_in(jaxpr.eqns, jaxpr.outvars), _read_in(eqns, outvars)
+        unread = frozenset(
+            i for i, v in enumerate(jaxprs.invars(body)) if v in before and v not in after
+        )
+        return Rewritten(body, unread, tuple(retyper.blamed))
+
+    def _carry_over(
+        self, scope: Scope, index: int, eqn: Eqn, renamed: dict[Var, Atom], retyper: Retyper
+    ) -> list[Eqn]:
+        """An equation outside every site: the same object unless something in it changed."""
+        results = self._rewrite_children(scope, index, eqn)
+        changed = {
+            key: done.body
+            for key, done in results.items()
+            if done.body is not scope.children[index][key].body
+        }
+        new = jaxprs.substitute(eqn, renamed)
+        if not changed:
+            return retyper.equation(new, renamed)
+        new = compat_bodies.with_bodies(new, changed)
+        retyper.blamed.extend(s for done in results.values() for s in done.blamed)
+        *casts, new = retyper.carrier(eqn, new, renamed)
+        new = edit.drop_unread(new, {k: r.unread for k, r in results.items()}, self._narrow)
+        return [*casts, new]
+
+    def _rewrite_children(
+        self, scope: Scope, index: int, eqn: Eqn
+    ) -> dict[compat_bodies.BodyKey, Rewritten]:
+        children = scope.children.get(index)
+        if not children:
+            return {}
+        signatures = [self._signature(child) for child in children.values()]
+        if not any(signatures):
+            return {}
+        if all(s == 0 or s in self._done for s in signatures):
+            return {key: self.rewrite(child) for key, child in children.items()}
+        with tracing.inside(eqn):
+            return {key: self.rewrite(child) for key, child in children.items()}
+
+    def _substitute(self, site: Accepted, renamed: dict[Var, Atom], retyper: Retyper) -> list[Eqn]:
+        """The equations that replace a site's root."""
+        eqn, replacement = site.match.eqn, site.replacement
+        operands = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in replacement.operands]
+        new, values = tracing.splice(replacement.fn, operands, eqn)
+        if len(values) != len(replacement.results):
+            raise ValueError(
+                f"{site.rewrite.name} returned {len(values)} values, "
+                f"wanted {len(replacement.results)}"
+            )
+        bound = {v for e in new for v in e.outvars}
+        rename_back: dict[Var, Var] = {}
+        for var, value in zip(replacement.results, values, strict=True):
+            if value.aval != var.aval:
+                retyper.changed(var, value, site)
+                renamed[var] = value
+            elif jaxprs.is_var(value) and value in bound and value not in rename_back:
+                # Keep the old variable, so that its readers keep their equation objects.
+                rename_back[value] = var
+            else:
+                renamed[var] = rename_back.get(value, value) if jaxprs.is_var(value) else value
+        return [_rebind(e, rename_back) for e in new]
+
+    def _narrow(self, body: Body, dropped: frozenset[int]) -> Body:
+        """``body`` without some unread inputs; one object per body and set of inputs."""
+        key = (id(body), dropped)
+        known = self._narrowed.get(key)
+        if known is None:
+            self._keep.append(body)
+            kept = [v for i, v in enumerate(jaxprs.invars(body)) if i not in dropped]
+            known = self._narrowed[key] = jaxprs.rebuild(body, invars=kept)
+        return known
+
+
+def _rebind(eqn: Eqn, mapping: Mapping[Var, Var]) -> Eqn:
+    """``eqn`` with some variables, read or bound, given other names."""
+    invars = [mapping.get(a, a) if jaxprs.is_var(a) else a for a in eqn.invars]
+    outvars = [mapping.get(v, v) for v in eqn.outvars]
+    return eqn.replace(invars=invars, outvars=outvars)
+
+
+def _read_in(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> set[Var]:
+    read = {a for a in outvars if not jaxprs.is_literal(a)}
+    for eqn in eqns:
+        read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
+    return read
+
+
+def _live(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> set[int]:
+    """Indices of equations with an effect or a reader, all outputs taken as read."""
+    read = {a for a in outvars if not jaxprs.is_literal(a)}
+    live: set[int] = set()
+    for index in range(len(eqns) - 1, -1, -1):
+        eqn = eqns[index]
+        if eqn.effects or not read.isdisjoint(eqn.outvars):
+            live.add(index)
+            read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
+    return live
+
+
+def _prune(
+    old: Sequence[Eqn],
+    old_outvars: Sequence[Atom],
+    emitted: Sequence[Sequence[Eqn]],
+    outvars: Sequence[Atom],
+) -> list[Eqn]:
+    """The emitted equations without those that the rewrite left with no reader.
+
+    What was dead before stays: it is not this rewrite's to remove.
+    """
+    was_live = _live(old, old_outvars)
+    read = {a for a in outvars if not jaxprs.is_literal(a)}
+    kept: list[Eqn] = []
+    for index in range(len(emitted) - 1, -1, -1):
+        for eqn in reversed(emitted[index]):
+            needed = eqn.effects or not read.isdisjoint(eqn.outvars) or index not in was_live
+            if needed:
+                kept.append(eqn)
+                read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
+    return kept[::-1]

@@ -1,0 +1,104 @@
+"""nonnegative_index: the wrap-around of an index that can't be negative is removed.
+
+before:  ``select_n(i < 0, i, i + n)`` with ``i`` known to be at least 0
+after:   ``i``
+
+jax writes the select around every ``x[i]``, for Python's negative indices. It helps where the index
+array is large or the select keeps a gather's indices from being recognised; it costs nothing. The
+compiler removes it only where it can see the range, as of an iota in the same fusion.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..compat.tracing import primitive
+from ..matchers.graph import Scope
+from ..matchers.pattern import Bind, Captures, Constant, Mismatch, Op, commuted
+from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+
+
+def _select_n() -> Any:
+    return primitive("lax.lax.select_n_p")
+
+
+@functools.cache
+def _pattern() -> Op:
+    negative = Op(primitive("lax.lax.lt_p"), (Bind("index"), Constant(0)))
+    wrapped = commuted(primitive("lax.lax.add_p"), Bind("index"), Bind("size"))
+    return Op(_select_n(), (negative, Bind("index"), wrapped))
+
+
+def _find(scope: Scope, index: int) -> Match | Mismatch | None:
+    captures: Captures = {}
+    # A select of another kind is no near miss of this one, so a mismatch is not reported.
+    if _pattern().match_equation(scope, index, captures) is not None:
+        return None
+    return Match(scope, index, captures)
+
+
+def _nonnegative(match: Match) -> Reason | None:
+    fact = match.scope.fact(match.eqn.invars[1])
+    if fact.lo is not None and fact.lo >= 0:
+        return None
+    found = "no lower bound" if fact.lo is None else f"a lower bound of {fact.lo}"
+    return Reason("maybe-negative", "the index is not known to be at least 0", found,
+                  "a lower bound of 0 or more")  # fmt: skip
+
+
+def _same_type(match: Match) -> Reason | None:
+    found, wanted = match.eqn.invars[1].aval, match.eqn.outvars[0].aval
+    if found == wanted:
+        return None
+    return Reason("type-change", "the index has another type than the select",
+                  found.str_short(), wanted.str_short())  # fmt: skip
+
+
+def _replace(match: Match) -> Replacement:
+    def index_itself(index: Any) -> Sequence[Any]:
+        return [index]
+
+    eqn = match.eqn
+    return Replacement((eqn.invars[1],), tuple(eqn.outvars), index_itself, ())
+
+
+def before(scores: jax.Array, table: jax.Array) -> jax.Array:
+    """Rows of ``table``, ``f32[experts, d]``, by the best of ``scores``, ``f32[n, experts]``."""
+    return table[jnp.argmax(scores, axis=-1)]
+
+
+def after(scores: jax.Array, table: jax.Array) -> jax.Array:
+    """The same rows by the index as it is."""
+    return table.at[jnp.argmax(scores, axis=-1)].get(wrap_negative_indices=False)
+
+
+PASS = Pass(
+    name="nonnegative_index",
+    contract=Contract.BITWISE,
+    summary="select_n(i < 0, i, i + n) with i ≥ 0 → i",
+    measure="selects",
+    roots=lambda: frozenset({_select_n()}),
+    find=_find,
+    requirements=(
+        Requirement("maybe-negative", "The index is known to be at least 0.", _nonnegative),
+        Requirement("type-change", "Index and select have the same type.", _same_type),
+    ),
+    profitable=lambda match: None,
+    replace=_replace,
+    before=before,
+    after=after,
+    examples=lambda: (
+        Example(
+            (
+                jax.ShapeDtypeStruct((256, 32), jnp.float32),
+                jax.ShapeDtypeStruct((32, 8), jnp.float32),
+            ),
+            "best expert",
+        ),
+    ),
+)

@@ -1,0 +1,373 @@
+"""The `optimize` transform: trace once, find sites, substitute to a fixed point, evaluate."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import jax
+
+from ..compat import jaxprs, tracing
+from ..compat.jaxprs import Body
+from ..matchers.fact import UNKNOWN
+from ..matchers.facts import Analysis
+from ..matchers.graph import Dataflow, Scope
+from ..matchers.pattern import Mismatch
+from . import registry
+from .base import (
+    Accepted,
+    Contract,
+    Match,
+    Pass,
+    PassNotApplicable,
+    Reason,
+    Site,
+    SiteDeclined,
+    Status,
+)
+from .interpreter import Interpreter
+from .report import NotEnteredGroup, Report
+
+MAX_ROUNDS = 16
+"""Rounds of match and substitute before `optimize` stops and says so."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """A rewritten jaxpr and what was done to it."""
+
+    closed: Body
+    report: Report
+
+
+def optimize(
+    fn: F,
+    *,
+    passes: Iterable[str] | None = None,
+    contract: str = "bitwise",
+    disable: Iterable[str] = (),
+) -> F:
+    """A function that computes what ``fn`` computes, by better ops where a pass applies.
+
+    Composes with `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan` and `jax.shard_map` in either
+    order. ``fn`` is traced once per call under an outer trace, and once per signature in eager
+    calls; like under `jax.jit`, its Python side effects happen then. An argument leaf that is no
+    array (a string, a Python number) is closed over, as a static argument would be.
+
+    ``optimize(jax.jit(f, **options))`` is ``jax.jit(optimize(f), **options)``: donation, shardings
+    and static arguments stay.
+
+    Args:
+      fn: the function, usually the whole train step: what is inside a `jax.custom_vjp` is only
+        seen after `jax.grad` has run.
+      passes: names of the passes to run; each must find a site. None runs all that ``contract``
+        admits, and those with nothing to do stay quiet.
+      contract: the loosest contract to allow, ``"bitwise"``, ``"value"`` or ``"rounding"``; only
+        looked at where ``passes`` is None.
+      disable: names of passes not to run.
+
+    Raises:
+      ValueError: an unknown pass or contract.
+      PassNotApplicable: when called, where a pass asked for by name applies nowhere.
+    """
+    chosen = registry.select(passes, _contract(contract), disable)
+    named = passes is not None
+    if tracing.is_jitted(fn):
+        return tracing.rejit(fn, functools.partial(_wrap, passes=chosen, named=named))  # type: ignore[no-any-return]
+    return _wrap(fn, passes=chosen, named=named)  # type: ignore[return-value]
+
+
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    passes: Iterable[str] | None = None,
+    contract: str = "bitwise",
+    disable: Iterable[str] = (),
+    **kwargs: Any,
+) -> Report:
+    """What `optimize` would do to ``fn(*args, **kwargs)``: every site, applied or declined.
+
+    Args:
+      fn: the function.
+      *args: arguments; a `jax.ShapeDtypeStruct` stands for an array of its shape and dtype.
+      passes: as for `optimize`, but a pass that applies nowhere is reported, not raised.
+      contract: as for `optimize`.
+      disable: as for `optimize`.
+      **kwargs: keyword arguments of ``fn``.
+    """
+    chosen = registry.select(passes, _contract(contract), disable)
+    inner = tracing.unjit(fn)
+    traced = _trace(inner, args, kwargs)
+    return rewrite(traced.closed, chosen, name=_name(fn)).report
+
+
+def assert_applied(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    expected: Mapping[str, int],
+    **kwargs: Any,
+) -> Report:
+    """Assert how many sites each pass rewrites in ``fn(*args, **kwargs)``.
+
+    Args:
+      fn: the function, not yet optimized.
+      args: its arguments, or `jax.ShapeDtypeStruct`s.
+      expected: sites by pass; a body that several equations run counts once. Passes not named
+        may rewrite any number.
+      **kwargs: keyword arguments of ``fn``.
+
+    Raises:
+      AssertionError: with the counts and the whole report.
+    """
+    names = [registry.by_name(name).name for name in expected]
+    report = explain(fn, *args, **kwargs)
+    counts = report.counts()
+    wrong = [f"{n}: applied {counts.get(n, 0)}, wanted {expected[n]}" for n in names
+             if counts.get(n, 0) != expected[n]]  # fmt: skip
+    if wrong:
+        raise AssertionError("; ".join(wrong) + f"\n{report}")
+    return report
+
+
+def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimized:
+    """Rewrite a closed jaxpr to a fixed point of the passes.
+
+    Each round matches on the dataflow of every body, substitutes what was accepted, and analyses
+    only bodies that changed.
+    """
+    analysis = Analysis()
+    refused: dict[tuple[Any, ...], Reason] = {}
+    sites: list[Site] = []
+    notes: list[str] = []
+    taken: set[str] = set()
+    first: Dataflow | None = None
+    rounds = 0
+    rounds = 0
+    while rounds < MAX_ROUNDS:
+        rounds += 1
+        rounds += 1
+        flow = Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)))
+        first = first or flow
+        accepted, found = _match(flow, passes, refused, taken)
+        while accepted:
+            try:
+                done = Interpreter(accepted).rewrite(flow.root)
+                break
+            except SiteDeclined as declined:
+                _refuse(declined, accepted, found, refused)
+        known = {s.identity for s in sites}
+        # A site that stays declined is found again in every round; one that applied is not.
+        sites += [
+            s for s in found.values() if s.status is Status.APPLIED or s.identity not in known
+        ]
+        if not accepted:
+            break
+        closed = done.body
+    else:
+        notes.append(f"stopped after {MAX_ROUNDS} rounds with sites still applying")
+    assert first is not None
+    report = Report(
+        name=name,
+        passes=tuple(p.name for p in passes),
+        sites=tuple(sorted(sites, key=_order)),
+        coverage=_coverage(first),
+        equations=sum(len(s.live) for s in first.scopes),
+        bodies=sum(1 for _ in first.scopes),
+        rounds=rounds,
+        superseded=tuple(sorted(taken)),
+        notes=tuple(notes),
+    )
+    return Optimized(closed, report)
+
+
+_Key = tuple[int, int]
+
+
+def _match(
+    flow: Dataflow,
+    passes: Sequence[Pass],
+    refused: Mapping[tuple[Any, ...], Reason],
+    taken: set[str],
+) -> tuple[dict[_Key, Accepted], dict[tuple[_Key, str], Site]]:
+    """Judge every candidate of every live equation; ``taken`` gathers passes that lost a site."""
+    by_root: dict[Any, list[Pass]] = {}
+    for p in passes:
+        for root in p.roots():
+            by_root.setdefault(root, []).append(p)
+    accepted: dict[_Key, Accepted] = {}
+    found: dict[tuple[_Key, str], Site] = {}
+    for scope in flow.scopes:
+        for index in scope.live:
+            for p in by_root.get(scope.eqns[index].primitive, ()):
+                verdict = _judge(p, scope, index, refused)
+                if verdict is None:
+                    continue
+                site, match = verdict
+                key = (id(scope), index)
+                found[key, p.name] = site
+                if match is not None:
+                    accepted[key] = Accepted(match, p.replace(match), p)
+                    taken.update(_rivals(p, by_root[scope.eqns[index].primitive], scope, index))
+                    break
+    return accepted, found
+
+
+def _rivals(p: Pass, rivals: Sequence[Pass], scope: Scope, index: int) -> set[str]:
+    """Passes of less preference that would have had a candidate where ``p`` applied."""
+    later = rivals[rivals.index(p) + 1 :]
+    return {r.name for r in later if isinstance(r.find(scope, index), Match)}
+
+
+def _judge(
+    p: Pass, scope: Scope, index: int, refused: Mapping[tuple[Any, ...], Reason]
+) -> tuple[Site, Match | None] | None:
+    """A pass's verdict on one equation; None where it is no candidate."""
+    match = p.find(scope, index)
+    if match is None:
+        return None
+    site = _site(p, scope, index)
+    if isinstance(match, Mismatch):
+        path = " → ".join(match.path)
+        reason = Reason("near-miss", f"the pattern stopped at {path}", match.found, match.wanted)
+        return replace(site, reasons=(reason,)), None
+    reasons = [r for r in (q.check(match) for q in p.requirements) if r is not None]
+    if not reasons:
+        unprofitable = p.profitable(match)
+        reasons = [] if unprofitable is None else [unprofitable]
+    earlier = refused.get(_refusal_key(p, scope, index))
+    if not reasons and earlier is not None:
+        reasons = [earlier]
+    if reasons:
+        return replace(site, reasons=tuple(reasons)), None
+    return replace(site, status=Status.APPLIED), match
+
+
+def _site(p: Pass, scope: Scope, index: int) -> Site:
+    eqn = scope.eqns[index]
+    return Site(
+        pass_name=p.name,
+        status=Status.DECLINED,
+        reasons=(),
+        primitive=eqn.primitive.name,
+        shape=eqn.outvars[-1].aval.str_short(short_dtypes=True),
+        source=scope.source_line(eqn),
+        scope=scope.name_stack(eqn),
+        calls=max(1, len(scope.callers)),
+    )
+
+
+def _refusal_key(p: Pass, scope: Scope, index: int) -> tuple[Any, ...]:
+    """Identifies a site from one round to the next: equations keep their objects."""
+    return p.name, id(scope.eqns[index])
+
+
+def _refuse(
+    declined: SiteDeclined,
+    accepted: dict[_Key, Accepted],
+    found: dict[tuple[_Key, str], Site],
+    refused: dict[tuple[Any, ...], Reason],
+) -> None:
+    """Take the sites that can't be substituted out of this round, with the reason."""
+    blamed = declined.blamed
+    if not blamed:
+        raise declined
+    for site in blamed:
+        match = site.match
+        key = (id(match.scope), match.index)
+        accepted.pop(key, None)
+        refused[_refusal_key(site.rewrite, match.scope, match.index)] = declined.reason
+        was = found[key, site.rewrite.name]
+        found[key, site.rewrite.name] = replace(
+            was, status=Status.DECLINED, reasons=(declined.reason,)
+        )
+
+
+def _coverage(flow: Dataflow) -> tuple[NotEnteredGroup, ...]:
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for scope in flow.scopes:
+        for index, skipped in scope.not_entered:
+            counts[scope.eqns[index].primitive.name, skipped.param, skipped.reason] += 1
+    return tuple(NotEnteredGroup(*key, n) for key, n in sorted(counts.items()))
+
+
+def _order(site: Site) -> tuple[Any, ...]:
+    return (site.status is not Status.APPLIED, site.source or "", site.scope, site.pass_name)
+
+
+def _contract(name: str) -> Contract:
+    try:
+        return Contract(name)
+    except ValueError:
+        known = ", ".join(repr(c.value) for c in Contract)
+        raise ValueError(f"contract is {name!r}; wanted one of {known}") from None
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tracing.Traced:
+    leaves = jax.tree.leaves((args, kwargs))
+    avals = [tracing.type_of(leaf) for leaf in leaves if tracing.is_dynamic(leaf)]
+    return tracing.trace(fn, args, kwargs, avals)
+
+
+def _wrap(fn: Callable[..., Any], passes: Sequence[Pass], named: bool) -> Callable[..., Any]:
+    """``fn`` rewritten on each new signature, evaluated under the caller's trace."""
+    cache: dict[Any, tuple[Body, Any]] = {}
+
+    @functools.wraps(fn)
+    def optimized(*args: Any, **kwargs: Any) -> Any:
+        leaves, in_tree = jax.tree.flatten((args, kwargs))
+        dynamic = [leaf for leaf in leaves if tracing.is_dynamic(leaf)]
+        avals = [tracing.type_of(leaf) for leaf in dynamic]
+        key = _cache_key(leaves, in_tree, avals)
+        known = None if key is None else cache.get(key)
+        if known is None:
+            traced = tracing.trace(fn, args, kwargs, avals)
+            done = rewrite(traced.closed, passes, name=_name(fn))
+            if named:
+                _require_all(passes, done.report)
+            known = done.closed, traced.out_tree
+            if key is not None and not traced.holds_tracers:
+                cache[key] = known
+        closed, out_tree = known
+        return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
+
+    return optimized
+
+
+def _cache_key(leaves: Sequence[Any], in_tree: Any, avals: Sequence[Any]) -> Any:
+    """Hashable and complete, or None where the call can't be cached."""
+    static = tuple(None if tracing.is_dynamic(leaf) else (type(leaf), leaf) for leaf in leaves)
+    key = (static, in_tree, tuple(avals), tracing.trace_context())
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _require_all(passes: Sequence[Pass], report: Report) -> None:
+    """Raise one error that names every unmet requirement of every pass that applied nowhere."""
+    applied = report.counts()
+    idle = [p for p in passes if p.name not in applied]
+    lines: list[str] = []
+    for p in idle:
+        mine = [s for s in report.declined if s.pass_name == p.name]
+        if not mine and p.name in report.superseded:
+            continue  # every candidate went to a pass that is preferred
+        lines.append(f"{p.name} applies nowhere in {report.name}:")
+        if not mine:
+            roots = ", ".join(sorted(root.name for root in p.roots()))
+            lines.append(f"  no candidate among {report.equations} live equations (roots: {roots})")
+        for s in mine:
+            lines.append(f"  {s.primitive} → {s.shape} at {s.source or 'unknown line'}  {s.scope}")
+            lines.extend(f"    {r.code}: {r}" for r in s.reasons)
+    if lines:
+        raise PassNotApplicable("\n".join(lines))

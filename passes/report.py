@@ -1,0 +1,117 @@
+"""What `optimize` found and did, as a value: sites, coverage, rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from .base import Site, Status
+
+SCHEMA = "relower.report/1"
+
+
+@dataclass(frozen=True)
+class NotEnteredGroup:
+    """Bodies of one kind that were not entered."""
+
+    primitive: str
+    param: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every site found, applied or declined with reasons, and what was not looked into."""
+
+    name: str
+    """The function's name."""
+    passes: tuple[str, ...]
+    """The passes that ran, in order of preference."""
+    sites: tuple[Site, ...]
+    coverage: tuple[NotEnteredGroup, ...]
+    equations: int
+    """Live equations visited, each body counted once."""
+    bodies: int
+    """Distinct bodies visited, each in one context."""
+    rounds: int
+    """Rounds of matching and substituting until nothing more applied."""
+    superseded: tuple[str, ...] = ()
+    """Passes that had a candidate at a site which a preferred pass took."""
+    notes: tuple[str, ...] = ()
+    """Bounds hit and anything else a reader must know."""
+
+    @property
+    def applied(self) -> tuple[Site, ...]:
+        """The sites that were rewritten."""
+        return tuple(s for s in self.sites if s.status is Status.APPLIED)
+
+    @property
+    def declined(self) -> tuple[Site, ...]:
+        """The sites that were left alone, with reasons."""
+        return tuple(s for s in self.sites if s.status is Status.DECLINED)
+
+    def counts(self) -> dict[str, int]:
+        """Sites rewritten, by pass; a body that several equations run counts once."""
+        return dict(Counter(s.pass_name for s in self.applied))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with a schema name for readers to check."""
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "passes": list(self.passes),
+            "applied": len(self.applied),
+            "declined": len(self.declined),
+            "sites": [
+                {
+                    "pass": s.pass_name,
+                    "status": s.status.value,
+                    "primitive": s.primitive,
+                    "type": s.shape,
+                    "source": s.source,
+                    "scope": s.scope,
+                    "calls": s.calls,
+                    "reasons": [
+                        {
+                            "code": r.code,
+                            "sentence": r.sentence,
+                            "found": r.found,
+                            "wanted": r.wanted,
+                        }
+                        for r in s.reasons
+                    ],
+                }
+                for s in self.sites
+            ],
+            "coverage": [
+                {
+                    "primitive": g.primitive,
+                    "param": g.param,
+                    "reason": g.reason,
+                    "count": g.count,
+                }
+                for g in self.coverage
+            ],
+            "equations": self.equations,
+            "bodies": self.bodies,
+            "rounds": self.rounds,
+            "superseded": list(self.superseded),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        """A plain-text table, a site a paragraph."""
+        lines = [f"{self.name}: {len(self.applied)} applied, {len(self.declined)} declined"]
+        for s in self.sites:
+            where = s.source or "unknown line"
+            calls = f", run by {s.calls} equations" if s.calls > 1 else ""
+            lines.append(f"  {s.status.value:8} {s.pass_name}  {s.primitive} → {s.shape}{calls}")
+            lines.append(f"           {where}  {s.scope}")
+            lines.extend(f"           {r.code}: {r}" for r in s.reasons)
+        lines.extend(
+            f"  not entered: {g.count} × {g.primitive}.{g.param}: {g.reason}" for g in self.coverage
+        )
+        lines.extend(f"  note: {n}" for n in self.notes)
+        return "\n".join(lines)
