@@ -13,6 +13,8 @@ from jaxtyping import Array, Shaped
 from ..compat.assume_range import assume_range_p, register_where_loaded
 from .fact import limits
 
+_finfo: Any = jnp.finfo
+
 
 def assume_range(x: Shaped[Array, "*dims"], lo: float, hi: float) -> Shaped[Array, "*dims"]:
     """States that every element of ``x`` lies in ``[lo, hi]``; returns ``x``.
@@ -76,7 +78,7 @@ def _real(name: str, bound: Any, dtype: Any) -> float:
         raise ValueError(
             f"assume_range: found {name}={bound!r}; wanted a Python float for an array of {dtype}"
         ) from error
-    greatest = float(jnp.finfo(dtype).max)
+    greatest = float(_finfo(dtype).max)
     if math.isnan(value) or (math.isfinite(value) and abs(value) > greatest):
         raise ValueError(
             f"assume_range: found {name}={value}; wanted a bound that {dtype} can hold, "

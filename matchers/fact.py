@@ -101,14 +101,14 @@ def _fact(
     constant: Constant | None,
 ) -> Fact:
     """`UNKNOWN` itself where nothing is known, so that identity is enough to ask for it."""
-    if lo is hi is affine is permutation is constant is None:
-        return UNKNOWN
-    return Fact(lo, hi, affine, permutation, constant)
+    fact = Fact(lo, hi, affine, permutation, constant)
+    return UNKNOWN if fact == UNKNOWN else fact
 
 
 _BOOL = Fact(0, 1)
 _UNSIGNED = Fact(0)
 
+_iinfo: Any = jnp.iinfo
 _limits: dict[Any, tuple[int, int] | None] = {}
 _defaults: dict[Any, Fact] = {None: UNKNOWN}
 
@@ -126,7 +126,7 @@ def _find_limits(dtype: Any) -> tuple[int, int] | None:
         return 0, 1
     if not jnp.issubdtype(dtype, jnp.integer):
         return None
-    info = jnp.iinfo(dtype)
+    info = _iinfo(dtype)
     return int(info.min), int(info.max)
 
 

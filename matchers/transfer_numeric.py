@@ -31,6 +31,8 @@ from .fact import (
 Facts = Sequence[Fact]
 Rule = Callable[[Any, Facts], Fact | Sequence[Fact]]
 
+_finfo: Any = jnp.finfo
+
 
 def affine_of(fact: Fact, aval: Aval, rank: int) -> Affine | None:
     """The affine form of an operand, as broadcast to ``rank``: one element is always affine."""
@@ -75,11 +77,11 @@ def _float_result(
 
 def _all_exact(dtype: Any, *values: float) -> bool:
     """Whether values are zero or normal numbers of ``dtype``: subnormals may be flushed."""
-    tiny = float(jnp.finfo(dtype).tiny)
+    info = _finfo(dtype)
     return all(
         math.isfinite(v)
-        and (v == 0 or abs(v) >= tiny)
-        and abs(v) <= float(jnp.finfo(dtype).max)
+        and (v == 0 or abs(v) >= float(info.tiny))
+        and abs(v) <= float(info.max)
         and float(jnp.dtype(dtype).type(v)) == v
         for v in values
     )
@@ -160,7 +162,8 @@ def div(eqn: Any, facts: Facts) -> Fact:
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
         return UNKNOWN
-    found = quotient_range(*_operands(eqn, facts), _truncated)
+    numerator, denominator = _operands(eqn, facts)
+    found = quotient_range(numerator, denominator, _truncated)
     return default(out.dtype) if found is None else integer(out, *found)
 
 
@@ -253,7 +256,8 @@ def clamp(eqn: Any, facts: Facts) -> Fact:
     low, x, high = _operands(eqn, facts)
     if low[1] <= x[0] and x[1] <= high[0]:
         return facts[1]
-    return integer(out, *(min(max(x[i], low[i]), high[i]) for i in (0, 1)))
+    lo, hi = (min(max(x[i], low[i]), high[i]) for i in (0, 1))
+    return integer(out, lo, hi)
 
 
 def bitwise_and(eqn: Any, facts: Facts) -> Fact:
