@@ -33,18 +33,17 @@ import routed_moe
 from routed_moe import Config
 
 
-def bits(largest: int) -> int:
-    """How many bits hold every integer from 0 to ``largest``."""
-    return largest.bit_length()
-
-
 def order_of_small_keys(keys: jax.Array, low: int, high: int) -> jax.Array:
-    """The stable argsort of int32[n] ``keys`` in [low, high], for ranges that fit 32 bits."""
-    slot_bits = bits(keys.shape[0] - 1)
-    slots = lax.iota(jnp.uint32, keys.shape[0])
-    packed = (keys - low).astype(jnp.uint32) << slot_bits | slots
+    """The stable argsort of int32[n] ``keys`` in [low, high], a range that fits 32 bits."""
+    slot_bits = (keys.shape[0] - 1).bit_length()
+    assert (high - low).bit_length() + slot_bits <= 32, (low, high, keys.shape)
+    packed = keys.astype(jnp.uint32)
+    if low:
+        packed = packed - jnp.uint32(low % 2**32)
+    if slot_bits:
+        packed = packed << jnp.uint32(slot_bits) | lax.iota(jnp.uint32, keys.shape[0])
     packed = lax.sort(packed, is_stable=False)
-    return (packed & ((1 << slot_bits) - 1)).astype(jnp.int32)
+    return (packed & jnp.uint32(2**slot_bits - 1)).astype(jnp.int32)
 
 
 def order_of_pairs(keys: jax.Array) -> jax.Array:
@@ -55,7 +54,7 @@ def order_of_pairs(keys: jax.Array) -> jax.Array:
 
 def stable_argsort(keys: jax.Array, low: int, high: int) -> jax.Array:
     """The stable argsort of int32[n] ``keys``, which lie in [low, high]."""
-    if bits(high - low) + bits(keys.shape[0] - 1) <= 32:
+    if (high - low).bit_length() + (keys.shape[0] - 1).bit_length() <= 32:
         return order_of_small_keys(keys, low, high)
     return order_of_pairs(keys)
 
