@@ -150,7 +150,6 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     rounds = 0
     while rounds < MAX_ROUNDS:
         rounds += 1
-        rounds += 1
         flow = Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)))
         first = first or flow
         accepted, found = _match(flow, passes, refused, taken)
