@@ -175,15 +175,18 @@ def judge(cell: Cell, lowered: Lowered) -> CellResult:
               if isinstance(p, ChildFailed)]  # fmt: skip
     if isinstance(ours, ChildFailed) or isinstance(other, ChildFailed):
         return CellResult(cell, "undecided", tuple(failed))
-    empty = [f"{n.name} has no operations: nothing was compared"
-             for n, p in ((cell.node, ours), (cell.other, other)) if not _work(p.program)]  # fmt: skip
-    unmet = [f"{n.name}: {text}" for n, p in ((cell.node, ours), (cell.other, other))
-             for text in p.unmet]  # fmt: skip
+    sides = ((cell.node.name, ours), (cell.other.name, other))
+    unmet = [
+        f"{name} has no operations: nothing was compared"
+        for name, ready in sides
+        if not _work(ready.program)
+    ]
+    unmet += [f"{name}: {text}" for name, ready in sides for text in ready.unmet]
     try:
         found = diff(other.program, ours.program, cell.level, cell.allow)
     except InputError as error:
         return CellResult(cell, "undecided", (str(error),))
-    messages = [*empty, *unmet, *_expectations(cell, ours.program)]
+    messages = [*unmet, *_expectations(cell, ours.program)]
     undecided = found.verdict is Verdict.UNKNOWN
     if undecided:
         messages += [f"undecided: {reason}" for reason in found.reasons]

@@ -130,7 +130,10 @@ def test_no_cells_is_a_failure(cases):
 
 
 def test_no_control_is_a_failure_unless_waived(cases):
-    text = 'variants.twin = "cases.py:renamed"\n[[program.cell]]\nvariant = "twin"\nidentical-to = "base"\n'
+    text = (
+        'variants.twin = "cases.py:renamed"\n'
+        '[[program.cell]]\nvariant = "twin"\nidentical-to = "base"\n'
+    )
     result = run_matrix(gate(cases, text))
     assert [c.status for c in result.cells] == ["holds"]
     assert "there is no control" in result.guards[0]
@@ -161,7 +164,7 @@ def test_a_child_that_hangs_is_ended(cases):
 
 
 def test_a_child_that_dies_leaves_its_last_words(cases):
-    with pytest.raises(ChildFailed, match="died.*SIGABRT.*last words") as caught:
+    with pytest.raises(ChildFailed, match=r"died.*SIGABRT.*last words") as caught:
         lowering(cases, "dies")()
     assert caught.value.kind == "crash"
     assert "\n" not in str(caught.value)
