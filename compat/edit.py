@@ -180,9 +180,7 @@ def add_input(eqn: Eqn, key: BodyKey, outer: Atom, *, sliced: bool) -> tuple[Eqn
     return eqn.replace(params=params, invars=operands), var
 
 
-def _add_scan_input(
-    eqn: Eqn, params: dict[str, Any], aval: Any, sliced: bool
-) -> tuple[Any, int]:
+def _add_scan_input(eqn: Eqn, params: dict[str, Any], aval: Any, sliced: bool) -> tuple[Any, int]:
     num_consts = bodies.scan_counts(eqn)[0]
     if sliced and (not aval.shape or aval.shape[0] != params["length"]):
         raise CannotEdit(
@@ -197,9 +195,11 @@ def _add_scan_input(
     if not sliced:
         return aval, num_consts
     spec = aval.sharding.spec
-    sharding = aval.sharding.update(spec=spec.update(partitions=tuple(spec)[1:])) if len(
-        tuple(spec)
-    ) else aval.sharding
+    sharding = (
+        aval.sharding.update(spec=spec.update(partitions=tuple(spec)[1:]))
+        if len(tuple(spec))
+        else aval.sharding
+    )
     return aval.update(shape=aval.shape[1:], sharding=sharding), len(eqn.invars)
 
 

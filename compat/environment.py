@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Mapping
 
 import jax
-import jaxlib
+from jaxlib import version as jaxlib_version
 
 # Settings that reach the lowered program, beside those with a field of their own.
 _SETTINGS = (
@@ -31,7 +31,7 @@ _SETTINGS = (
 
 def versions() -> dict[str, str]:
     """Jax and jaxlib."""
-    return {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
+    return {"jax": jax.__version__, "jaxlib": jaxlib_version.__version__}
 
 
 def libtpu_version() -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from jax._src import tpu_custom_call as _tpu_custom_call
 from jax._src.interpreters import mlir as _mlir
-from jax._src.lib import tpu as _tpu
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
 from jaxlib.mlir.passmanager import PassManager as PassManager
+
+_lib: Any = importlib.import_module("jax._src.lib")
 
 
 def mosaic_context() -> Any:
@@ -21,7 +23,7 @@ def mosaic_context() -> Any:
     context = ir.Context()
     context.append_dialect_registry(_mlir.upstream_dialects)
     context.load_all_available_dialects()
-    _tpu.register_dialect(context)
+    _lib.tpu.register_dialect(context)
     context.allow_unregistered_dialects = True
     return context
 

@@ -69,14 +69,12 @@ def trace(fn: Callable[..., Any], args: Any, kwargs: Any, avals: Sequence[Any]) 
             filled[slot] = value
         inner_args, inner_kwargs = jax.tree.unflatten(in_tree, filled)
         outs, out_tree = jax.tree.flatten(fn(*inner_args, **inner_kwargs))
-        return outs
+        return list(outs)
 
     debug = api_util.debug_info("relower.optimize", fn, args, kwargs)
     debug = debug._replace(arg_names=None) if hasattr(debug, "_replace") else debug
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(flat, debug_info=debug), list(avals))
-    return Traced(
-        close(jaxpr, consts), out_tree, any(isinstance(c, core.Tracer) for c in consts)
-    )
+    return Traced(close(jaxpr, consts), out_tree, any(isinstance(c, core.Tracer) for c in consts))
 
 
 def close(jaxpr: Any, consts: Sequence[Any]) -> Body:
@@ -129,8 +127,7 @@ def splice(
         )
     mapping: dict[Var, Atom] = dict(zip(jaxpr.invars, variables, strict=True))
     eqns = [
-        jaxprs.substitute(eqn, mapping).replace(source_info=site.source_info)
-        for eqn in jaxpr.eqns
+        jaxprs.substitute(eqn, mapping).replace(source_info=site.source_info) for eqn in jaxpr.eqns
     ]
     outs = [mapping.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
     return eqns, outs
@@ -200,6 +197,11 @@ def rejit(jitted: Any, transform: Callable[[Callable[..., Any]], Callable[..., A
 def is_jitted(fn: object) -> bool:
     """Whether ``fn`` is what `jax.jit` returns."""
     return hasattr(fn, "_jit_info") and hasattr(fn, "_fun")
+
+
+def unjit(fn: Any) -> Any:
+    """The function inside what `jax.jit` returns; any other function as it is."""
+    return fn._fun if is_jitted(fn) else fn
 
 
 @functools.cache

@@ -21,9 +21,11 @@ def with_varying(aval: Any, axes: frozenset[str]) -> Any:
     if varying(aval) == axes:
         return aval
     manual = aval.manual_axis_type
-    return aval.update(manual_axis_type=manual.update(varying=axes)) if hasattr(
-        manual, "update"
-    ) else aval.update(manual_axis_type=_rebuilt(manual, axes))
+    return (
+        aval.update(manual_axis_type=manual.update(varying=axes))
+        if hasattr(manual, "update")
+        else aval.update(manual_axis_type=_rebuilt(manual, axes))
+    )
 
 
 def _rebuilt(manual: Any, axes: frozenset[str]) -> Any:
@@ -34,9 +36,7 @@ def _rebuilt(manual: Any, axes: frozenset[str]) -> Any:
 
 def differs_only_in_varying(a: Any, b: Any) -> bool:
     """Whether two types are equal but for the axes they vary over."""
-    return type(a) is type(b) and varying(a) != varying(b) and (
-        with_varying(a, varying(b)) == b
-    )
+    return type(a) is type(b) and varying(a) != varying(b) and (with_varying(a, varying(b)) == b)
 
 
 def pvary(x: Any, axes: frozenset[str]) -> Any:

@@ -86,7 +86,7 @@ def _mesh_references(text: str) -> str:
 
 
 def _outside_quotes(text: str) -> list[str]:
-    """The parts of printed MLIR outside string literals, where a quote is printed as ``\\22``."""
+    """The parts of printed MLIR outside string literals, whose quotes are printed as escapes."""
     return text.split('"')[::2]
 
 

@@ -19,7 +19,7 @@ class Case:
     mesh: Mapping[str, int] | None = None
     """Extent by axis name; None is one device."""
     build: Callable[[Any], tuple[Any, ...]] | None = None
-    """``build(mesh)`` returns ``(fn, args)`` or ``(fn, args, kwargs)``; it runs outside the mesh."""
+    """``build(mesh)`` returns ``(fn, args)`` or ``(fn, args, kwargs)``."""
     expect: Mapping[str, int] = field(default_factory=dict)
     """What the lowered program must hold at least, as in ``{"kernels": 1}``; gates check it."""
     host_queries: tuple[str, ...] = ()

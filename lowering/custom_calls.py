@@ -11,22 +11,13 @@ from typing import Any
 
 from .ir import Op, reference
 
-# Calls without an effect beyond their results, whatever their operands hold.
+# Calls without an effect beyond their results, whatever their operands hold. Kernels aren't among
+# them: how many run, and in what order, is part of the program.
 _PURE_TARGETS = frozenset(
-    {
-        "tpu_custom_call",
-        "Cholesky",
-        "Eigh",
-        "Qr",
-        "TopK",
-        "ApproxTopK",
-        "PartialReduce",
-        "mhlo.topk",
-    }
+    {"Cholesky", "Eigh", "Qr", "TopK", "ApproxTopK", "PartialReduce", "mhlo.topk"}
 )
 # A decimal number this long may be the address of something in the process that traced.
 _ADDRESS = re.compile(r"(?<![\w.])\d{11,}(?![\w.])|0x[0-9a-fA-F]{9,}")
-_COMMUNICATION = ("collective_id", "has_communication")
 
 
 class _DuplicateKey(Exception):
@@ -42,7 +33,6 @@ class Config:
     body: bytes | None = None
     has_debug_locations: bool = False
     collective_id: bool = False
-    communicates: bool = False
 
 
 def read_config(raw: str, body_token: str) -> Config | None:
@@ -66,11 +56,10 @@ def read_config(raw: str, body_token: str) -> Config | None:
         return Config(_dump(config), reordered)
     debug = inner.pop("debug_locations", None)
     inner["body"] = body_token
-    communicates = any(inner.get(name) not in (None, False) for name in _COMMUNICATION)
     collective = isinstance(inner.get("collective_id"), int)
     if collective:
         inner["collective_id"] = reference("collective", str(inner["collective_id"]))
-    return Config(_dump(config), reordered, body, debug is not None, collective, communicates)
+    return Config(_dump(config), reordered, body, debug is not None, collective)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -87,11 +76,11 @@ def _dump(config: Any) -> str:
     return re.sub(r'"\\u0000(\w+)\\u0000(-?\d+)\\u0000"', "\0\\1\0\\2\0", text)
 
 
-def is_pure(op: Op, target: str, communicates: bool) -> bool:
+def is_pure(op: Op, target: str) -> bool:
     """Whether the call may be moved, merged and dropped: known target, no effect declared."""
-    if op.attrs.get("has_side_effect", "false") != "false" or communicates:
-        return False
-    return target in _PURE_TARGETS
+    calls_functions = op.attrs.get("called_computations", "[]") != "[]"
+    declared = op.attrs.get("has_side_effect", "false") != "false"
+    return target in _PURE_TARGETS and not declared and not calls_functions
 
 
 def unknown_reason(op: Op, target: str) -> str | None:

@@ -136,7 +136,8 @@ def _abstract(leaf: Any) -> Any:
             "a jax.ShapeDtypeStruct with a NamedSharding on the mesh that build(mesh) gets"
         )
     weak = bool(getattr(leaf.aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(leaf.shape, leaf.dtype, weak_type=weak)
 
 
 def _stamp(

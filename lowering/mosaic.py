@@ -1,10 +1,10 @@
 """The body of a Mosaic kernel: from bytecode in a custom call to canonical text.
 
-jax serialises a kernel to MLIR bytecode of the ``stable_mosaic`` dialect. It is parsed in a context
-of its own, turned back into ordinary dialects by jaxlib's ``mosaic-serde`` pass, and printed like any
-other module, with function names numbered in module order. Whatever stays in ``stable_mosaic``, or
-in no registered dialect, is `Unknown`, and so is a body that doesn't parse; such a kernel is then
-known by the digest of its bytes.
+Pallas serialises a kernel to MLIR bytecode of the ``stable_mosaic`` dialect. Here it is parsed in a
+context of its own, turned back into ordinary dialects by jaxlib's ``mosaic-serde`` pass, and
+printed like any other module, with function names numbered in module order. Whatever stays in
+``stable_mosaic``, or in no registered dialect, is `Unknown`, and so is a body that doesn't parse;
+such a kernel is then known by the digest of its bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class KernelTable:
         self._context: Any = None
 
     def token(self, body: bytes, label: str, loc: int) -> str:
-        """``kernel:<sha256>`` of the canonical text of ``body``; adds its section on first sight."""
+        """``kernel:<sha256>`` of the canonical text of ``body``, whose section is kept."""
         key = hashlib.sha256(body).digest()
         if key not in self._tokens:
             page = self._decode(body, label or "kernel", loc)

@@ -75,7 +75,8 @@ class Stamp:
     """What must agree before two programs may be compared."""
 
     fields: Mapping[str, str]
-    """jax, jaxlib, libtpu, mosaic, route, target, mesh, axis_types, partitioner, x64, prng, flags …"""
+    """jax, jaxlib, libtpu, mosaic, route, target, mesh, axis_types, mesh_context, partitioner, x64,
+    prng, flags."""
     queries: tuple[str, ...] = ()
     """Platform queries seen while tracing, each with its caller's line."""
 

@@ -181,9 +181,7 @@ class Reader:
         if config is not None:
             ledger.add("json-key-order", int(config.reordered))
             self._kernel(read, config, label)
-        calls_functions = read.attrs.get("called_computations", "[]") != "[]"
-        communicates = config is not None and config.communicates
-        read.pure_call = not calls_functions and custom_calls.is_pure(read, target, communicates)
+        read.pure_call = custom_calls.is_pure(read, target)
         reason = custom_calls.unknown_reason(read, target)
         if reason is not None:
             self._session.unknown(f"custom call {target}", reason, read.loc)

@@ -22,7 +22,7 @@ _SHORT = {
 }
 
 
-def parse_spec(text: str) -> jax.ShapeDtypeStruct:
+def parse_spec(text: str) -> Any:
     """``DTYPE[DIM,…]``, as in ``bf16[8,128]``, ``i32[]`` or ``float8_e4m3fn[16]``.
 
     Raises:
@@ -37,7 +37,8 @@ def parse_spec(text: str) -> jax.ShapeDtypeStruct:
         parts = []
     if not all(part.isdigit() for part in parts):
         raise InputError(f"argument spec {text!r}: dimensions must be numbers, as in '[8,128]'")
-    return jax.ShapeDtypeStruct(tuple(int(part) for part in parts), dtype)
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(tuple(int(part) for part in parts), dtype)
 
 
 def _dtype(name: str, text: str) -> Any:

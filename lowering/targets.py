@@ -59,7 +59,7 @@ class Target:
         return math.prod(self.shape) * _DEVICES_PER_CHIP[self.kind]
 
     def devices(self) -> list[TargetDevice]:
-        """All devices, as ``jax.devices()`` would order them: x fastest, cores of a chip together."""
+        """All devices in jax's order: x fastest, the cores of a chip together."""
         cores = _DEVICES_PER_CHIP[self.kind]
         found = []
         for chip, index in enumerate(np.ndindex(*reversed(self.shape))):

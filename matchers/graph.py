@@ -16,7 +16,8 @@ from ..compat import bodies as compat_bodies
 from ..compat import jaxprs, source
 from ..compat.bodies import BodyKey, Entered, Flow, Role
 from ..compat.jaxprs import Atom, Body, Eqn, Var
-from .facts import Analysis, BodyFacts, Fact
+from .fact import Fact
+from .facts import Analysis, BodyFacts
 
 OUTPUT = -1
 """The reader index that stands for the body's own outputs."""
@@ -155,6 +156,20 @@ class Scope:
         parts = [_step_name(c.scope.eqns[c.index], c.entered) for c in self.path()]
         parts.append(source.name_stack(eqn))
         return "/".join(p for p in parts if p)
+
+    def source_line(self, eqn: Eqn) -> str | None:
+        """``file.py:line`` of an equation, or else of the call it stands in.
+
+        jax's own functions, such as `jnp.argsort`, are traced once and know no caller: then the
+        line is that of the innermost caller that has one.
+        """
+        line = source.source_line(eqn)
+        scope = self
+        while line is None and scope.callers:
+            caller = scope.callers[0]
+            line = source.source_line(caller.scope.eqns[caller.index])
+            scope = caller.scope
+        return line
 
     def _inward(self, index: int, result: int) -> tuple[Scope, Atom] | None:
         child = self.children.get(index)

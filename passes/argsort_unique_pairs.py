@@ -49,7 +49,7 @@ def _has_positions(match: Match) -> Reason | None:
     if argsort.order is not None:
         return None
     operands = ", ".join(a.aval.str_short(short_dtypes=True) for a in argsort.eqn.invars[1:])
-    return Reason("no-positions", "no operand is known to rise or fall strictly along the sort axis",
+    return Reason("no-positions", "no operand is known to rise or fall along the sort axis",
                   operands, f"an iota along axis {argsort.axis}")  # fmt: skip
 
 

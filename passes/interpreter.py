@@ -30,33 +30,73 @@ class Rewritten:
     """The sites whose replacements changed a type that readers had to follow."""
 
 
+_Signature = int
+"""Names a body together with all that is done in and below it; 0 where nothing is done."""
+
+
 @dataclass
 class Interpreter:
     """Rewrites all scopes below a root."""
 
     accepted: Mapping[tuple[int, int], Accepted]
     """By ``(id(scope), index of the root equation)``."""
-    _done: dict[int, Rewritten] = field(default_factory=dict)
+    _by_scope: dict[int, dict[int, Accepted]] = field(init=False)
+    _signatures: dict[int, _Signature] = field(default_factory=dict)
+    _numbers: dict[tuple[object, ...], _Signature] = field(default_factory=dict)
+    _done: dict[_Signature, Rewritten] = field(default_factory=dict)
     _narrowed: dict[tuple[int, frozenset[int]], Body] = field(default_factory=dict)
     _keep: list[object] = field(default_factory=list)
     """Objects whose ids are keys."""
 
+    def __post_init__(self) -> None:
+        """Group the sites by scope."""
+        self._by_scope = {}
+        for (scope, index), site in self.accepted.items():
+            self._by_scope.setdefault(scope, {})[index] = site
+
     def rewrite(self, scope: Scope) -> Rewritten:
-        """The scope's body with every accepted site below it substituted."""
-        known = self._done.get(id(scope))
+        """The scope's body with every accepted site below it substituted.
+
+        Scopes of one body in which the same is done share one result, whatever their facts.
+        """
+        signature = self._signature(scope)
+        if not signature:
+            return Rewritten(scope.body, frozenset())
+        known = self._done.get(signature)
         if known is None:
-            self._keep.append(scope)
-            known = self._done[id(scope)] = self._rewrite(scope)
+            known = self._done[signature] = self._rewrite(scope)
         return known
+
+    def _signature(self, scope: Scope) -> _Signature:
+        known = self._signatures.get(id(scope))
+        if known is not None:
+            return known
+        self._keep.append(scope)
+        sites = self._by_scope.get(id(scope), {})
+        local = tuple((i, s.rewrite.name, s.replacement.key) for i, s in sorted(sites.items()))
+        below = tuple(
+            (index, key, signature)
+            for index, children in scope.children.items()
+            for key, child in children.items()
+            if (signature := self._signature(child))
+        )
+        number = 0
+        if local or below:
+            number = self._numbers.setdefault(
+                (id(scope.body), local, below), len(self._numbers) + 1
+            )
+        self._signatures[id(scope)] = number
+        return number
 
     def _rewrite(self, scope: Scope) -> Rewritten:
         jaxpr = jaxprs.opened(scope.body)
         emitted: list[list[Eqn]] = []
         renamed: dict[Var, Atom] = {}
         retyper = Retyper()
+        sites = self._by_scope.get(id(scope), {})
         try:
             for index, eqn in enumerate(jaxpr.eqns):
-                site = self.accepted.get((id(scope), index))
+                site = sites.get(index)
                 if site is not None:
                     emitted.append(self._substitute(site, renamed, retyper))
                 else:
@@ -64,7 +104,7 @@ class Interpreter:
         except SiteDeclined as declined:
             declined.blamed = declined.blamed or tuple(retyper.blamed)
             raise
-        if all(len(new) == 1 and new[0] is eqn for new, eqn in zip(emitted, jaxpr.eqns)):  # noqa: B905
+        if all(len(new) == 1 and new[0] is eqn for new, eqn in zip(emitted, jaxpr.eqns)):
             return Rewritten(scope.body, frozenset())
         outvars = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
         eqns = _prune(jaxpr.eqns, jaxpr.outvars, emitted, outvars)
@@ -101,14 +141,15 @@ class Interpreter:
         children = scope.children.get(index)
         if not children:
             return {}
-        if all(id(child) in self._done for child in children.values()):
-            return {key: self._done[id(child)] for key, child in children.items()}
+        signatures = [self._signature(child) for child in children.values()]
+        if not any(signatures):
+            return {}
+        if all(s == 0 or s in self._done for s in signatures):
+            return {key: self.rewrite(child) for key, child in children.items()}
         with tracing.inside(eqn):
             return {key: self.rewrite(child) for key, child in children.items()}
 
-    def _substitute(
-        self, site: Accepted, renamed: dict[Var, Atom], retyper: Retyper
-    ) -> list[Eqn]:
+    def _substitute(self, site: Accepted, renamed: dict[Var, Atom], retyper: Retyper) -> list[Eqn]:
         """The equations that replace a site's root."""
         eqn, replacement = site.match.eqn, site.replacement
         operands = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in replacement.operands]
@@ -188,4 +229,3 @@ def _prune(
                 kept.append(eqn)
                 read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
     return kept[::-1]
-

@@ -10,15 +10,24 @@ from typing import Any, TypeVar
 
 import jax
 
-from ..compat import jaxprs, source, tracing
+from ..compat import jaxprs, tracing
 from ..compat.jaxprs import Body
-from ..matchers.facts import Analysis
 from ..matchers.fact import UNKNOWN
+from ..matchers.facts import Analysis
 from ..matchers.graph import Dataflow, Scope
 from ..matchers.pattern import Mismatch
 from . import registry
-from .base import Accepted, Contract, Match, Pass, PassNotApplicable, Reason, Site, SiteDeclined
-from .base import Status
+from .base import (
+    Accepted,
+    Contract,
+    Match,
+    Pass,
+    PassNotApplicable,
+    Reason,
+    Site,
+    SiteDeclined,
+    Status,
+)
 from .interpreter import Interpreter
 from .report import NotEnteredGroup, Report
 
@@ -92,7 +101,7 @@ def explain(
       **kwargs: keyword arguments of ``fn``.
     """
     chosen = registry.select(passes, _contract(contract), disable)
-    inner = fn._fun if tracing.is_jitted(fn) else fn
+    inner = tracing.unjit(fn)
     traced = _trace(inner, args, kwargs)
     return rewrite(traced.closed, chosen, name=_name(fn)).report
 
@@ -133,11 +142,15 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     """
     analysis = Analysis()
     refused: dict[tuple[Any, ...], Reason] = {}
-    sites: dict[tuple[Any, ...], Site] = {}
+    sites: list[Site] = []
     notes: list[str] = []
     taken: set[str] = set()
     first: Dataflow | None = None
-    for round_ in range(1, MAX_ROUNDS + 1):
+    rounds = 0
+    rounds = 0
+    while rounds < MAX_ROUNDS:
+        rounds += 1
+        rounds += 1
         flow = Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)))
         first = first or flow
         accepted, found = _match(flow, passes, refused, taken)
@@ -147,8 +160,11 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
                 break
             except SiteDeclined as declined:
                 _refuse(declined, accepted, found, refused)
-        for site in found.values():
-            sites.setdefault(site.identity, site)
+        known = {s.identity for s in sites}
+        # A site that stays declined is found again in every round; one that applied is not.
+        sites += [
+            s for s in found.values() if s.status is Status.APPLIED or s.identity not in known
+        ]
         if not accepted:
             break
         closed = done.body
@@ -158,11 +174,11 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     report = Report(
         name=name,
         passes=tuple(p.name for p in passes),
-        sites=tuple(sorted(sites.values(), key=_order)),
+        sites=tuple(sorted(sites, key=_order)),
         coverage=_coverage(first),
         equations=sum(len(s.live) for s in first.scopes),
         bodies=sum(1 for _ in first.scopes),
-        rounds=round_,
+        rounds=rounds,
         superseded=tuple(sorted(taken)),
         notes=tuple(notes),
     )
@@ -239,7 +255,7 @@ def _site(p: Pass, scope: Scope, index: int) -> Site:
         reasons=(),
         primitive=eqn.primitive.name,
         shape=eqn.outvars[-1].aval.str_short(short_dtypes=True),
-        source=source.source_line(eqn),
+        source=scope.source_line(eqn),
         scope=scope.name_stack(eqn),
         calls=max(1, len(scope.callers)),
     )
@@ -328,9 +344,7 @@ def _wrap(fn: Callable[..., Any], passes: Sequence[Pass], named: bool) -> Callab
 
 def _cache_key(leaves: Sequence[Any], in_tree: Any, avals: Sequence[Any]) -> Any:
     """Hashable and complete, or None where the call can't be cached."""
-    static = tuple(
-        None if tracing.is_dynamic(leaf) else (type(leaf), leaf) for leaf in leaves
-    )
+    static = tuple(None if tracing.is_dynamic(leaf) else (type(leaf), leaf) for leaf in leaves)
     key = (static, in_tree, tuple(avals), tracing.trace_context())
     try:
         hash(key)
@@ -357,5 +371,3 @@ def _require_all(passes: Sequence[Pass], report: Report) -> None:
             lines.extend(f"    {r.code}: {r}" for r in s.reasons)
     if lines:
         raise PassNotApplicable("\n".join(lines))
-
-

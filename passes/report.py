@@ -111,8 +111,7 @@ class Report:
             lines.append(f"           {where}  {s.scope}")
             lines.extend(f"           {r.code}: {r}" for r in s.reasons)
         lines.extend(
-            f"  not entered: {g.count} × {g.primitive}.{g.param}: {g.reason}"
-            for g in self.coverage
+            f"  not entered: {g.count} × {g.primitive}.{g.param}: {g.reason}" for g in self.coverage
         )
         lines.extend(f"  note: {n}" for n in self.notes)
         return "\n".join(lines)

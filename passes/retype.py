@@ -123,9 +123,7 @@ class Retyper:
             self.mark(value)
         return new
 
-    def _carrier(
-        self, eqn: Eqn, entered: Sequence[Entered], renamed: dict[Var, Atom]
-    ) -> list[Eqn]:
+    def _carrier(self, eqn: Eqn, entered: Sequence[Entered], renamed: dict[Var, Atom]) -> list[Eqn]:
         plain = {Role.CALL, Role.LOOP, Role.PREDICATE}
         flows = {p.flow for e in entered for p in (*e.inputs, *e.outputs)}
         known = bool(entered) and all(e.role in plain for e in entered)
@@ -244,9 +242,7 @@ def _vary_together(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
             made, atom = _cast(eqn, atom, missing)
             new.extend(made)
         elif missing:
-            made, (atom,) = tracing.splice(
-                lambda x, m=missing: [vma.pvary(x, m)], [atom], eqn
-            )
+            made, (atom,) = tracing.splice(lambda x, m=missing: [vma.pvary(x, m)], [atom], eqn)
             new.extend(made)
         operands.append(atom)
     return new, operands

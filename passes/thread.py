@@ -1,9 +1,9 @@
 """Carry a value from the body that computes it into another body that needs it.
 
 A forward scan's order, say, is wanted in the backward scan. The value leaves each body on the way
-up as one more output (stacked over a scan's iterations) and enters each body on the way down as one
-more input (sliced again in a scan of the same length). Inside matching scans, iteration ``i`` of the
-target reads what iteration ``i`` of the source computed.
+up as one more output (stacked over a scan's iterations) and enters each body on the way down as
+one more input (sliced again in a scan of the same length). Inside matching scans, iteration ``i``
+of the target reads what iteration ``i`` of the source computed.
 """
 
 from __future__ import annotations
@@ -84,16 +84,16 @@ def _within(body: Body, path: Path, change: Callable[[Body], Body]) -> Body:
     (index, key), rest = path[0], path[1:]
     eqn = jaxprs.opened(body).eqns[index]
     inner = _body(eqn, key)
-    return _replace(body, index, compat_bodies.with_bodies(eqn, {key: _within(inner, rest, change)}))
+    return _replace(
+        body, index, compat_bodies.with_bodies(eqn, {key: _within(inner, rest, change)})
+    )
 
 
 _Crossing = tuple[str, object]
 """A boundary that changed a value's shape on the way up, to be undone on the way down."""
 
 
-def _lift(
-    body: Body, path: Path, value: Var, crossings: list[_Crossing]
-) -> tuple[Body, Var, int]:
+def _lift(body: Body, path: Path, value: Var, crossings: list[_Crossing]) -> tuple[Body, Var, int]:
     """Bring a value out of the nested body at ``path``; says which boundaries reshaped it."""
     (index, key), rest = path[0], path[1:]
     eqn = jaxprs.opened(body).eqns[index]
@@ -104,16 +104,16 @@ def _lift(
     try:
         eqn, result = edit.add_output(eqn, key, value)
     except CannotEdit as fault:
-        raise _declined(f"out of {eqn.primitive.name}: {fault}", "a boundary it can cross") from None
+        raise _declined(
+            f"out of {eqn.primitive.name}: {fault}", "a boundary it can cross"
+        ) from None
     crossing = _crossing(eqn)
     if crossing is not None and (crossing[0] == "scan" or tuple(eqn.params["out_specs"][-1])):
         crossings.append(crossing)
     return _replace(body, index, eqn), result, max(widest, _bytes(result))
 
 
-def _lower(
-    body: Body, path: Path, var: Var, crossings: Sequence[_Crossing]
-) -> tuple[Body, Var]:
+def _lower(body: Body, path: Path, var: Var, crossings: Sequence[_Crossing]) -> tuple[Body, Var]:
     """Bring a value into the nested body at ``path``, undoing the crossings in order."""
     if not path:
         if crossings:

@@ -1,1 +1,55 @@
-"""Rewrite JAX programs, and prove what the rewrite did to the TPU program."""
+"""Rewrite JAX programs, and prove what the rewrite did to the TPU program.
+
+Names are loaded on first use, so that importing this package costs nothing and changes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .lowering.case import Case as Case
+    from .lowering.case import case as case
+    from .lowering.diff import Difference as Difference
+    from .lowering.diff import diff as diff
+    from .lowering.lower import lower as lower
+    from .lowering.program import Program as Program
+    from .matchers.assume_range import assume_range as assume_range
+    from .passes.base import PassNotApplicable as PassNotApplicable
+    from .passes.optimize import assert_applied as assert_applied
+    from .passes.optimize import explain as explain
+    from .passes.optimize import optimize as optimize
+    from .passes.report import Report as Report
+
+_HOME = {
+    "Case": "lowering.case",
+    "Difference": "lowering.diff",
+    "PassNotApplicable": "passes.base",
+    "Program": "lowering.program",
+    "Report": "passes.report",
+    "assert_applied": "passes.optimize",
+    "assume_range": "matchers.assume_range",
+    "case": "lowering.case",
+    "diff": "lowering.diff",
+    "explain": "passes.optimize",
+    "lower": "lowering.lower",
+    "optimize": "passes.optimize",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the module that defines it."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'relower' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

@@ -1,0 +1,54 @@
+"""Primitives as objects, by the name of the variable that holds them.
+
+Most are public in `jax.extend.core.primitives`; the others are looked up where jax defines them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import jax.extend.core.primitives as public
+
+_PRIVATE = {
+    "all_gather_invariant_p": "jax._src.lax.parallel",
+    "layout_constraint_p": "jax._src.pjit",
+    "optimization_barrier_p": "jax._src.lax.lax",
+    "pvary_p": "jax._src.core",
+    "reduced_vary_cast_p": "jax._src.core",
+    "reshard_p": "jax._src.pjit",
+    "scatter_sub_p": "jax._src.lax.slicing",
+    "split_p": "jax._src.lax.lax",
+    "stack_p": "jax._src.lax.lax",
+    "tie_p": "jax._src.lax.lax",
+    "tile_p": "jax._src.lax.lax",
+    "unstack_p": "jax._src.lax.lax",
+    "zeros_like_p": "jax._src.ad_util",
+}
+
+
+def primitive(name: str) -> Any | None:
+    """The primitive held by the variable ``name``, such as ``"add_p"``; None if jax has none."""
+    found = getattr(public, name, None)
+    if found is None and name in _PRIVATE:
+        found = getattr(importlib.import_module(_PRIVATE[name]), name, None)
+    return found
+
+
+def host_array(value: object) -> Any | None:
+    """``value`` as a numpy array if its elements are already in the host's memory.
+
+    A ``jax.Array`` isn't: to read one would wait for a device, and a program's facts would come to
+    depend on the device that it is traced for.
+    """
+    import numpy as np
+
+    if isinstance(value, np.ndarray | np.generic | bool | int | float):
+        return np.asarray(value)
+    return None
+
+
+def axis_sizes(eqn: Any) -> dict[Any, int]:
+    """Sizes of the mesh axes that are in scope where ``eqn`` was traced, by name."""
+    mesh = getattr(getattr(eqn, "ctx", None), "cur_abstract_mesh", None)
+    return {} if mesh is None or mesh.empty else dict(mesh.shape)

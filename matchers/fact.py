@@ -1,0 +1,312 @@
+"""What is known of a value in every execution: range, affine form, permutation, constant.
+
+A `Fact` is a claim that no execution can leave. Where an operation may wrap around, be out of
+bounds or be undefined, nothing is claimed. Facts hold for integers and bools; of floating point
+values only constants are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+Aval = Any
+"""Anything with ``shape`` and ``dtype``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """``value[i] = offset + Σ strides[d] · i[d]`` in exact integers, without wrap-around.
+
+    Strides along dimensions of size one are zero.
+    """
+
+    offset: int | None
+    """None: some integer, the same one for the whole array, that isn't known."""
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One scalar that every element equals; zeros of either sign are kept apart. Never NaN."""
+
+    value: int | float
+    negative: bool
+    """The sign bit, which tells ``-0.0`` from ``0.0``."""
+
+    @classmethod
+    def of(cls, value: int | float) -> Constant:
+        """The constant ``value``."""
+        return cls(value, math.copysign(1.0, value) < 0 if type(value) is float else value < 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What is known of a value. `UNKNOWN` knows nothing."""
+
+    lo: int | None = None
+    """Inclusive lower bound; None where only the dtype bounds a signed integer."""
+    hi: int | None = None
+    """Inclusive upper bound; None where only the dtype bounds an integer."""
+    affine: Affine | None = None
+    permutation: int | None = None
+    """An axis along which every 1-D slice is a permutation of ``0 … n-1``."""
+    constant: Constant | None = None
+
+    def is_zero(self) -> bool:
+        """Every element is zero, of either sign."""
+        return self.constant is not None and self.constant.value == 0
+
+    def within(self, lo: int, hi: int) -> bool:
+        """Every element is known to lie in ``[lo, hi]``."""
+        return self.lo is not None and self.hi is not None and lo <= self.lo and self.hi <= hi
+
+    def increasing(self, axis: int, size: int) -> bool:
+        """Strictly increasing along ``axis``, which has ``size`` elements."""
+        return size <= 1 or (self.affine is not None and self.affine.strides[axis] > 0)
+
+    def decreasing(self, axis: int, size: int) -> bool:
+        """Strictly decreasing along ``axis``, which has ``size`` elements."""
+        return size <= 1 or (self.affine is not None and self.affine.strides[axis] < 0)
+
+    def is_iota(self, axis: int, shape: Sequence[int]) -> bool:
+        """``value[i] = i[axis]``."""
+        wanted = tuple(int(d == axis and n > 1) for d, n in enumerate(shape))
+        return self.affine == Affine(0, wanted)
+
+    def range(self, dtype: Any) -> tuple[int, int]:
+        """Inclusive bounds, with the limits of integer or bool ``dtype`` where none are known."""
+        limit = limits(dtype)
+        if limit is None:
+            raise TypeError(f"a range needs an integer or bool dtype, got {dtype}")
+        return (
+            limit[0] if self.lo is None else self.lo,
+            limit[1] if self.hi is None else self.hi,
+        )
+
+
+UNKNOWN = Fact()
+
+
+def _fact(
+    lo: int | None,
+    hi: int | None,
+    affine: Affine | None,
+    permutation: int | None,
+    constant: Constant | None,
+) -> Fact:
+    """`UNKNOWN` itself where nothing is known, so that identity is enough to ask for it."""
+    fact = Fact(lo, hi, affine, permutation, constant)
+    return UNKNOWN if fact == UNKNOWN else fact
+
+
+_BOOL = Fact(0, 1)
+_UNSIGNED = Fact(0)
+
+_iinfo: Any = jnp.iinfo
+_limits: dict[Any, tuple[int, int] | None] = {}
+_defaults: dict[Any, Fact] = {None: UNKNOWN}
+
+
+def limits(dtype: Any) -> tuple[int, int] | None:
+    """The least and greatest value of an integer or bool dtype; None for any other."""
+    try:
+        return _limits[dtype]
+    except KeyError:
+        return _limits.setdefault(dtype, _find_limits(dtype))
+
+
+def _find_limits(dtype: Any) -> tuple[int, int] | None:
+    if dtype == np.dtype(bool):
+        return 0, 1
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return None
+    info = _iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def default(dtype: Any) -> Fact:
+    """What the dtype alone tells: bools are 0 or 1, unsigned integers aren't negative."""
+    try:
+        return _defaults[dtype]
+    except KeyError:
+        limit = limits(dtype)
+        fact = UNKNOWN
+        if limit is not None and limit[0] == 0:
+            fact = _BOOL if limit[1] == 1 else _UNSIGNED
+        return _defaults.setdefault(dtype, fact)
+
+
+def default_of(aval: Aval) -> Fact:
+    """`default` of an abstract value; references and tokens have no facts."""
+    if not hasattr(aval, "shape") or hasattr(aval, "inner_aval"):
+        return UNKNOWN
+    return default(aval.dtype)
+
+
+def integer(
+    aval: Aval,
+    lo: int,
+    hi: int,
+    affine: Affine | None = None,
+    permutation: int | None = None,
+) -> Fact:
+    """The fact about an integer or bool array whose exact results lie in ``[lo, hi]``.
+
+    Results outside the dtype would wrap around, so then nothing but the dtype's own is known, of
+    the other claims neither. Claims are completed from each other: an affine form gives a range,
+    a range of one value gives a constant, and so on.
+    """
+    dtype = aval.dtype
+    limit = limits(dtype)
+    if limit is None or lo < limit[0] or hi > limit[1]:
+        return default(dtype)
+    shape = aval.shape
+    if affine is not None:
+        affine = Affine(
+            affine.offset, tuple(s if n > 1 else 0 for s, n in zip(affine.strides, shape))
+        )
+        if affine.offset is not None:
+            least, greatest = affine_range(affine, shape)
+            lo, hi = max(lo, least), min(hi, greatest)
+        if permutation is None:
+            permutation = _affine_permutation(affine, shape)
+    if permutation is not None:
+        lo, hi = max(lo, 0), min(hi, shape[permutation] - 1)
+    if lo > hi:  # only of values that never exist: an empty array, or code that is never reached
+        return default(dtype)
+    if lo == hi:
+        constant = Constant.of(lo)
+        return Fact(lo, hi, Affine(lo, (0,) * len(shape)), permutation, constant)
+    return _fact(
+        None if lo == limit[0] and lo < 0 else lo,
+        None if hi == limit[1] and hi > 1 else hi,
+        affine,
+        permutation,
+        None,
+    )
+
+
+def affine_range(affine: Affine, shape: Sequence[int]) -> tuple[int, int]:
+    """Least and greatest value of an affine array with a known offset."""
+    assert affine.offset is not None
+    steps = [s * max(n - 1, 0) for s, n in zip(affine.strides, shape)]
+    return (
+        affine.offset + sum(s for s in steps if s < 0),
+        affine.offset + sum(s for s in steps if s > 0),
+    )
+
+
+def _affine_permutation(affine: Affine, shape: Sequence[int]) -> int | None:
+    moving = [d for d, s in enumerate(affine.strides) if s]
+    if len(moving) != 1 or affine.offset is None:
+        return None
+    (axis,) = moving
+    stride = affine.strides[axis]
+    start = 0 if stride == 1 else shape[axis] - 1
+    return axis if abs(stride) == 1 and affine.offset == start else None
+
+
+def floating(value: float) -> Fact:
+    """The fact about a floating point array that holds ``value`` everywhere."""
+    return UNKNOWN if value != value else Fact(constant=Constant.of(float(value)))
+
+
+def of_array(value: np.ndarray[Any, Any], aval: Aval) -> Fact:
+    """What the elements of a concrete array of type ``aval`` tell. Costs a few passes over it."""
+    limit = limits(aval.dtype)
+    if value.size == 0 or value.shape != aval.shape:
+        return default(aval.dtype)
+    if limit is None:
+        if value.size != 1 or not jnp.issubdtype(aval.dtype, jnp.floating):
+            return UNKNOWN
+        return floating(float(value.reshape(())))
+    lo, hi = int(value.min()), int(value.max())
+    if max(abs(lo), abs(hi)) >= 2**31:  # the checks below must not overflow
+        return integer(aval, lo, hi)
+    wide = value.astype(np.int64)
+    return integer(aval, lo, hi, _affine_of_array(wide), _permutation_of_array(wide, lo, hi))
+
+
+def _affine_of_array(wide: np.ndarray[Any, Any]) -> Affine | None:
+    origin = (0,) * wide.ndim
+    offset = int(wide[origin])
+    strides = []
+    rebuilt = np.full(wide.shape, offset, wide.dtype)
+    for d, n in enumerate(wide.shape):
+        stride = int(wide[(*origin[:d], 1, *origin[d + 1 :])]) - offset if n > 1 else 0
+        strides.append(stride)
+        steps = np.arange(n) * stride
+        rebuilt = rebuilt + steps.reshape((-1,) + (1,) * (wide.ndim - d - 1))
+    return Affine(offset, tuple(strides)) if bool((rebuilt == wide).all()) else None
+
+
+def _permutation_of_array(wide: np.ndarray[Any, Any], lo: int, hi: int) -> int | None:
+    for axis, n in enumerate(wide.shape):
+        if n > 1 and lo == 0 and hi == n - 1:
+            ordered = np.sort(wide, axis=axis)
+            steps = np.arange(n).reshape((-1,) + (1,) * (wide.ndim - axis - 1))
+            if bool((ordered == steps).all()):
+                return axis
+    return None
+
+
+def join(a: Fact, b: Fact) -> Fact:
+    """What holds of a value that is, as a whole, one of the two."""
+    if a == b:
+        return a
+    affine = None
+    if a.affine is not None and b.affine is not None and a.affine.strides == b.affine.strides:
+        same = a.affine.offset == b.affine.offset
+        affine = a.affine if same else Affine(None, a.affine.strides)
+    return _fact(
+        *_hull(a, b),
+        affine,
+        a.permutation if a.permutation == b.permutation else None,
+        a.constant if a.constant == b.constant else None,
+    )
+
+
+def mix(a: Fact, b: Fact) -> Fact:
+    """What holds of an array each of whose elements is the one of either array at that place."""
+    known = a.affine is not None and a.affine.offset is not None and a.affine == b.affine
+    return _fact(
+        *_hull(a, b),
+        a.affine if known else None,
+        a.permutation if known and a.permutation == b.permutation else None,
+        a.constant if a.constant == b.constant else None,
+    )
+
+
+def elements(fact: Fact) -> Fact:
+    """What is left when the elements are moved, repeated or dropped: no order."""
+    if fact.affine is None and fact.permutation is None:
+        return fact
+    return _fact(fact.lo, fact.hi, None, None, fact.constant)
+
+
+def _hull(a: Fact, b: Fact) -> tuple[int | None, int | None]:
+    return (
+        None if a.lo is None or b.lo is None else min(a.lo, b.lo),
+        None if a.hi is None or b.hi is None else max(a.hi, b.hi),
+    )
+
+
+def complete(fact: Fact, aval: Aval) -> Fact:
+    """``fact`` about an array of ``aval``'s type, its claims completed from each other."""
+    if limits(aval.dtype) is None:
+        return fact
+    lo, hi = fact.range(aval.dtype)
+    return integer(aval, lo, hi, fact.affine, fact.permutation)
+
+
+def meet(fact: Fact, aval: Aval, lo: int, hi: int) -> Fact | None:
+    """``fact`` with the range narrowed to ``[lo, hi]``; None if no value is left."""
+    least, greatest = fact.range(aval.dtype)
+    lo, hi = max(lo, least), min(hi, greatest)
+    return None if lo > hi else integer(aval, lo, hi, fact.affine, fact.permutation)

@@ -1,0 +1,205 @@
+"""Facts about every variable of a program: forward abstract interpretation of nested jaxprs.
+
+A body is analysed once per combination of facts about its inputs, so that one body called at four
+sites costs one analysis where the facts agree, and sites with different facts are kept apart.
+Loops are taken to a fixed point (see `loops`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..compat import jaxprs
+from ..compat.assume_range import assume_range_p
+from ..compat.bodies import BodyKey, Carried, Role, carried
+from ..compat.primitives import host_array, primitive
+from . import loops
+from .fact import UNKNOWN, Fact, default_of, join, limits, of_array
+from .flow import inflow, outflow
+from .relations import floor_divided
+from .transfer import contradicts, is_static, rules
+
+_MOST_ELEMENTS = 1 << 16
+"""Larger constant arrays aren't looked at."""
+
+
+class BodyFacts:
+    """The facts about the variables of one body, given those about its inputs."""
+
+    __slots__ = ("_children", "_facts", "body", "inputs", "outputs")
+
+    def __init__(self, body: jaxprs.Body, inputs: tuple[Fact, ...]) -> None:
+        self.body = body
+        self.inputs = inputs
+        self.outputs: tuple[Fact, ...] = ()
+        self._facts: dict[Any, Fact] = {}
+        self._children: dict[int, dict[BodyKey, BodyFacts]] = {}
+
+    def fact(self, atom: jaxprs.Atom) -> Fact:
+        """What is known of a variable or literal of this body."""
+        if jaxprs.is_literal(atom):
+            return _of_literal(atom)
+        found = self._facts.get(atom)
+        return default_of(atom.aval) if found is None else found
+
+    def children(self, eqn_index: int) -> dict[BodyKey, BodyFacts]:
+        """The facts inside the bodies that one equation carries; empty if it carries none.
+
+        For a loop they hold in every iteration, for a branch whenever it is taken.
+        """
+        return self._children.get(eqn_index, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """An `assume_range` that can't be true of any value that reaches it."""
+
+    eqn: jaxprs.Eqn
+    known: Fact
+
+
+class Analysis:
+    """All facts of one program. Holds on to the bodies that it has seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, tuple[Fact, ...]], BodyFacts] = {}
+        self._contradictions: dict[int, Contradiction] = {}
+        self._constants: dict[int, tuple[Any, Fact]] = {}
+
+    @property
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        """Assumed ranges that were found to be wrong, or to stand in code that never runs."""
+        return tuple(self._contradictions.values())
+
+    def enter(self, body: jaxprs.Body, in_facts: Sequence[Fact] | None = None) -> BodyFacts:
+        """The facts inside ``body``, given facts about its inputs; None knows nothing of them.
+
+        Args:
+            body: A ``ClosedJaxpr`` or ``Jaxpr``, as found in an equation's params.
+            in_facts: One for each of the body's ``invars``.
+        """
+        invars = jaxprs.invars(body)
+        if in_facts is None:
+            in_facts = (UNKNOWN,) * len(invars)
+        if len(in_facts) != len(invars):
+            raise ValueError(f"found {len(in_facts)} facts, wanted one for each of {len(invars)}")
+        inputs = tuple(default_of(v.aval) if f is UNKNOWN else f for f, v in zip(in_facts, invars))
+        key = id(body), inputs
+        found = self._seen.get(key)
+        if found is None:
+            found = self._seen[key] = BodyFacts(body, inputs)
+            _BodyAnalysis(self, found).run()
+        return found
+
+    def _constant(self, value: Any, aval: Any) -> Fact:
+        known = self._constants.get(id(value))
+        if known is None:
+            fact = UNKNOWN
+            array = host_array(value)
+            if array is not None and array.size <= _MOST_ELEMENTS and hasattr(aval, "shape"):
+                fact = of_array(array, aval)
+            known = self._constants[id(value)] = (value, fact)
+        return known[1]
+
+    def _contradicted(self, eqn: jaxprs.Eqn, known: Fact) -> None:
+        self._contradictions.setdefault(id(eqn), Contradiction(eqn, known))
+
+
+class _BodyAnalysis:
+    """One pass over a body's equations."""
+
+    def __init__(self, analysis: Analysis, result: BodyFacts) -> None:
+        self.analysis = analysis
+        self.result = result
+        self.jaxpr = jaxprs.opened(result.body)
+        self._producers: dict[Any, Any] | None = None
+
+    def run(self) -> None:
+        facts, jaxpr = self.result._facts, self.jaxpr
+        consts = jaxprs.consts(self.result.body)
+        if len(consts) == len(jaxpr.constvars):
+            for var, value in zip(jaxpr.constvars, consts):
+                facts[var] = self.analysis._constant(value, var.aval)
+        facts.update(zip(jaxpr.invars, self.result.inputs))
+        table = rules()
+        select_p, call_p = primitive("select_n_p"), primitive("jit_p")
+        for index, eqn in enumerate(jaxpr.eqns):
+            rule = table.get(eqn.primitive)
+            if rule is not None:
+                self._apply(eqn, *rule)
+            else:
+                self._descend(index, eqn)
+            if eqn.primitive is select_p or eqn.primitive is call_p:
+                self._relate(eqn)
+        self.result.outputs = tuple(map(self.result.fact, jaxpr.outvars))
+
+    def _apply(self, eqn: jaxprs.Eqn, rule: Any, is_source: bool) -> None:
+        fact_of = self.result.fact
+        operands = [fact_of(v) for v in eqn.invars]
+        if is_source:
+            if limits(getattr(eqn.outvars[-1].aval, "dtype", None)) is None and not any(
+                f is not UNKNOWN for f in operands
+            ):
+                return
+        elif all(f is UNKNOWN for f in operands):
+            return
+        if not is_static(eqn):
+            return
+        if eqn.primitive is assume_range_p and contradicts(eqn, operands):
+            self.analysis._contradicted(eqn, operands[0])
+        found = rule(eqn, operands)
+        if isinstance(found, Fact):
+            self.result._facts[eqn.outvars[0]] = found
+        else:
+            self.result._facts.update(zip(eqn.outvars, found))
+
+    def _relate(self, eqn: jaxprs.Eqn) -> None:
+        """Improves on the rules where several equations together tell more."""
+        limit = limits(getattr(eqn.outvars[0].aval, "dtype", None)) if eqn.outvars else None
+        if limit is None or limit[0] == 0 or not is_static(eqn):
+            return
+        better = floor_divided(eqn, self._producer, self.result.fact)
+        if better is not None:
+            self.result._facts[eqn.outvars[0]] = better
+
+    def _producer(self, var: jaxprs.Var) -> Any:
+        if self._producers is None:
+            self._producers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
+        return self._producers.get(var)
+
+    def _descend(self, index: int, eqn: jaxprs.Eqn) -> None:
+        bodies = carried(eqn)
+        if not bodies.entered:
+            return
+        operands = [self.result.fact(v) for v in eqn.invars]
+        if any(entered.role is Role.LOOP for entered in bodies.entered):
+            children, outputs = loops.fixed_point(self.analysis.enter, eqn, bodies, operands)
+        else:
+            children, outputs = self._call(eqn, bodies, operands)
+        self.result._children[index] = children
+        for var, fact in zip(eqn.outvars, outputs):
+            if fact is not None and fact is not UNKNOWN:
+                self.result._facts[var] = fact
+
+    def _call(
+        self, eqn: jaxprs.Eqn, bodies: Carried, operands: Sequence[Fact]
+    ) -> tuple[dict[BodyKey, BodyFacts], list[Fact | None]]:
+        """Bodies that run once, or one of which runs: what all of them have in common."""
+        children: dict[BodyKey, BodyFacts] = {}
+        outputs: list[Fact | None] = [None] * len(eqn.outvars)
+        for entered in bodies.entered:
+            child = self.analysis.enter(entered.body, inflow(eqn, entered, operands))
+            children[entered.key] = child
+            for index, fact in outflow(eqn, entered, child.outputs):
+                before = outputs[index]
+                outputs[index] = fact if before is None else join(before, fact)
+        return children, outputs
+
+
+def _of_literal(atom: jaxprs.Literal) -> Fact:
+    array = host_array(atom.val)
+    if array is None or array.size > _MOST_ELEMENTS or not hasattr(atom.aval, "shape"):
+        return default_of(atom.aval)
+    return of_array(array, atom.aval)

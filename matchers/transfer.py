@@ -1,0 +1,55 @@
+"""The table of transfer rules, keyed by primitive objects."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from ..compat.assume_range import assume_range_p
+from ..compat.primitives import primitive
+from . import transfer_layout, transfer_numeric, transfer_search
+from .fact import Fact, limits, meet
+from .transfer_numeric import Rule
+
+
+@functools.cache
+def rules() -> dict[Any, tuple[Rule, bool]]:
+    """For each primitive its rule, and whether that tells something of unknown operands."""
+    table: dict[Any, tuple[Rule, bool]] = {assume_range_p: (assumed, True)}
+    for module in (transfer_numeric, transfer_layout, transfer_search):
+        for name, rule in module.RULES.items():
+            found = primitive(name)
+            if found is not None:
+                table[found] = rule, name in module.SOURCES
+    return table
+
+
+def assumed(eqn: Any, facts: Sequence[Fact]) -> Fact:
+    """The range that the program states, narrowed by what is known anyway.
+
+    Where the two contradict each other, what is proven stands (see `contradicts`).
+    """
+    aval = eqn.outvars[0].aval
+    if contradicts(eqn, facts):
+        return facts[0]
+    found = meet(facts[0], aval, eqn.params["lo"], eqn.params["hi"])
+    assert found is not None
+    return found
+
+
+def contradicts(eqn: Any, facts: Sequence[Fact]) -> bool:
+    """Whether an assumed range has no value in common with what is known of the operand."""
+    aval = eqn.outvars[0].aval
+    if limits(aval.dtype) is None:
+        return False
+    return meet(facts[0], aval, eqn.params["lo"], eqn.params["hi"]) is None
+
+
+def is_static(eqn: Any) -> bool:
+    """Whether every shape is made of plain integers, not of an export's symbolic dimensions."""
+    return all(
+        type(n) is int
+        for var in (*eqn.invars, *eqn.outvars)
+        for n in getattr(var.aval, "shape", ())
+    )

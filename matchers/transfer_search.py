@@ -1,0 +1,252 @@
+"""Transfer rules of sorts, searches, reductions, scans, gathers, scatters and collectives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax.lax import GatherScatterMode
+
+from .fact import (
+    UNKNOWN,
+    Affine,
+    Aval,
+    Fact,
+    complete,
+    default,
+    elements,
+    floating,
+    integer,
+    join,
+    limits,
+)
+from .transfer_numeric import Facts, Rule
+
+
+def sort(eqn: Any, facts: Facts) -> Sequence[Fact]:
+    """Operands are reordered alike along one axis, whatever the keys.
+
+    So a permutation along it stays one (an iota becomes one), and one that is the first key comes
+    out in order.
+    """
+    dimension = eqn.params["dimension"]
+    results = []
+    for i, (fact, var) in enumerate(zip(facts, eqn.outvars)):
+        out = var.aval
+        if limits(out.dtype) is None:
+            results.append(elements(fact))
+            continue
+        affine, permutation = fact.affine, None
+        if affine is not None and affine.strides[dimension]:
+            affine = None
+        if fact.permutation == dimension:
+            permutation = dimension
+            if i == 0:
+                affine = Affine(0, tuple(int(d == dimension) for d in range(len(out.shape))))
+        results.append(integer(out, *fact.range(out.dtype), affine, permutation))
+    return results
+
+
+def top_k(eqn: Any, facts: Facts) -> Sequence[Fact]:
+    """The values are some of the operand's; the indices are below the axis' size."""
+    source, out = eqn.invars[0].aval, eqn.outvars[1].aval
+    axis = eqn.params.get("axis", -1) % len(source.shape)
+    n = source.shape[axis]
+    whole = axis if eqn.params["k"] == n else None
+    return elements(facts[0]), integer(out, 0, max(n - 1, 0), None, whole)
+
+
+def argextreme(eqn: Any, facts: Facts) -> Fact:
+    """argmax, argmin: below the axis' size."""
+    (axis,) = eqn.params["axes"]
+    n = eqn.invars[0].aval.shape[axis]
+    return integer(eqn.outvars[0].aval, 0, max(n - 1, 0))
+
+
+def _reduced(eqn: Any) -> int:
+    shape = eqn.invars[0].aval.shape
+    return math.prod(shape[d] for d in eqn.params["axes"])
+
+
+def reduce_extreme(eqn: Any, facts: Facts) -> Fact:
+    """reduce_max, reduce_min: one of the elements; of none, the dtype's limit."""
+    out = eqn.outvars[0].aval
+    if limits(out.dtype) is None or not _reduced(eqn):
+        return default(out.dtype)
+    return integer(out, *facts[0].range(out.dtype))
+
+
+def reduce_sum(eqn: Any, facts: Facts) -> Fact:
+    """``n`` elements added up."""
+    out = eqn.outvars[0].aval
+    if limits(out.dtype) is None:
+        return UNKNOWN
+    lo, hi = facts[0].range(out.dtype)
+    n = _reduced(eqn)
+    return integer(out, n * lo, n * hi)
+
+
+def _bounded_product(eqn: Any, facts: Facts) -> Fact:
+    """Products of zeros and ones are zeros and ones."""
+    out = eqn.outvars[0].aval
+    if limits(out.dtype) is None:
+        return UNKNOWN
+    lo, hi = facts[0].range(out.dtype)
+    return integer(out, min(lo, 1), 1) if lo >= 0 and hi <= 1 else default(out.dtype)
+
+
+def _reduce_logical(empty: int) -> Rule:
+    """reduce_and, reduce_or of bools: one of the elements; of none, ``empty``."""
+
+    def rule(eqn: Any, facts: Facts) -> Fact:
+        out = eqn.outvars[0].aval
+        if limits(out.dtype) != (0, 1):
+            return default(out.dtype)
+        return integer(out, *(facts[0].range(out.dtype) if _reduced(eqn) else (empty, empty)))
+
+    return rule
+
+
+def cumsum(eqn: Any, facts: Facts) -> Fact:
+    """Between one and ``n`` elements added up; of a constant, an arithmetic progression."""
+    out = eqn.outvars[0].aval
+    if limits(out.dtype) is None:
+        return UNKNOWN
+    axis, reverse = eqn.params["axis"], eqn.params["reverse"]
+    lo, hi = facts[0].range(out.dtype)
+    n = out.shape[axis]
+    affine = None
+    if lo == hi:
+        step = -lo if reverse else lo
+        strides = tuple(step if d == axis else 0 for d in range(len(out.shape)))
+        affine = Affine(n * lo if reverse else lo, strides)
+    return integer(out, min(lo, n * lo), max(hi, n * hi), affine)
+
+
+def kept(eqn: Any, facts: Facts) -> Sequence[Fact]:
+    """Elements are those of the operand, anywhere: cummax, all_gather, pmax and so on."""
+    return [
+        complete(elements(f), v.aval) if hasattr(v.aval, "dtype") else UNKNOWN
+        for f, v in zip(facts, eqn.outvars)
+    ]
+
+
+def ppermute(eqn: Any, facts: Facts) -> Sequence[Fact]:
+    """Another device's elements, or zeros where no device sends."""
+    return [_or_zero(f, v.aval) for f, v in zip(facts, eqn.outvars)]
+
+
+def _or_zero(fact: Fact, aval: Aval) -> Fact:
+    if limits(aval.dtype) is None:
+        return join(elements(fact), floating(0.0))
+    lo, hi = fact.range(aval.dtype)
+    return integer(aval, min(lo, 0), max(hi, 0))
+
+
+def gather(eqn: Any, facts: Facts) -> Fact:
+    """Elements of the operand, and the fill value where an index may be out of bounds.
+
+    An index that is promised to be in bounds is taken to be.
+    """
+    params = eqn.params
+    out = eqn.outvars[0].aval
+    if limits(out.dtype) is not None and _permutes(eqn, facts, 0):
+        return integer(out, *facts[0].range(out.dtype), None, 0)
+    fact = elements(facts[0])
+    mode = GatherScatterMode.from_any(params["mode"])
+    if mode not in (GatherScatterMode.CLIP, GatherScatterMode.PROMISE_IN_BOUNDS):
+        if mode is not GatherScatterMode.FILL_OR_DROP:
+            return default(out.dtype)
+        if not _in_bounds(eqn, facts[1]):
+            fact = join(fact, _fill(params["fill_value"], out))
+    return complete(fact, out)
+
+
+def _fill(value: Any, out: Aval) -> Fact:
+    if value is None:
+        return default(out.dtype)
+    if limits(out.dtype) is not None:
+        return integer(out, int(value), int(value))
+    return floating(float(value)) if not isinstance(value, complex) else UNKNOWN
+
+
+def _in_bounds(eqn: Any, index: Fact) -> bool:
+    shape, sizes = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
+    dims = eqn.params["dimension_numbers"].start_index_map
+    lo, hi = index.range(eqn.invars[1].aval.dtype)
+    return lo >= 0 and all(hi <= shape[d] - sizes[d] for d in dims)
+
+
+def _permutes(eqn: Any, facts: Facts, values: int) -> bool:
+    """Whether a one-dimensional permutation is gathered or scattered by another one."""
+    array, index = eqn.invars[0].aval, eqn.invars[1].aval
+    n = array.shape[0] if len(array.shape) == 1 else None
+    return (
+        n is not None
+        and index.shape == (n, 1)
+        and eqn.outvars[0].aval.shape == eqn.invars[values].aval.shape == (n,)
+        and facts[1].permutation == 0
+        and facts[values].permutation == 0
+    )
+
+
+def scatter(eqn: Any, facts: Facts) -> Fact:
+    """Elements of the operand and of the updates; also for scatter_min and scatter_max."""
+    out = eqn.outvars[0].aval
+    return complete(join(elements(facts[0]), elements(facts[2])), out)
+
+
+def scatter_replace(eqn: Any, facts: Facts) -> Fact:
+    """As `scatter`; a permutation put in the places that another one names is a permutation."""
+    out = eqn.outvars[0].aval
+    if limits(out.dtype) is not None and _permutes(eqn, facts, 2):
+        return integer(out, *facts[2].range(out.dtype), None, 0)
+    return scatter(eqn, facts)
+
+
+def _scatter_sum(sign: int) -> Rule:
+    def rule(eqn: Any, facts: Facts) -> Fact:
+        """Each element receives at most one update per index."""
+        out, updates = eqn.outvars[0].aval, eqn.invars[2].aval
+        if limits(out.dtype) is None:
+            return UNKNOWN
+        window = eqn.params["dimension_numbers"].update_window_dims
+        most = math.prod(n for d, n in enumerate(updates.shape) if d not in window)
+        lo, hi = facts[0].range(out.dtype)
+        ends = [sign * most * bound for bound in facts[2].range(out.dtype)]
+        return integer(out, lo + min(0, *ends), hi + max(0, *ends))
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    "sort_p": sort,
+    "top_k_p": top_k,
+    "argmax_p": argextreme,
+    "argmin_p": argextreme,
+    "reduce_max_p": reduce_extreme,
+    "reduce_min_p": reduce_extreme,
+    "reduce_sum_p": reduce_sum,
+    "reduce_prod_p": _bounded_product,
+    "reduce_and_p": _reduce_logical(1),
+    "reduce_or_p": _reduce_logical(0),
+    "cumsum_p": cumsum,
+    "cumprod_p": _bounded_product,
+    "cummax_p": kept,
+    "cummin_p": kept,
+    "all_gather_p": kept,
+    "all_gather_invariant_p": kept,
+    "all_to_all_p": kept,
+    "pmax_p": kept,
+    "pmin_p": kept,
+    "ppermute_p": ppermute,
+    "gather_p": gather,
+    "scatter_p": scatter_replace,
+    "scatter_min_p": scatter,
+    "scatter_max_p": scatter,
+    "scatter_add_p": _scatter_sum(1),
+    "scatter_sub_p": _scatter_sum(-1),
+}
+
+SOURCES = frozenset({"top_k_p", "argmax_p", "argmin_p", "reduce_and_p", "reduce_or_p"})
