@@ -115,24 +115,24 @@ def verdict_line(found: Difference) -> Text:
     return text
 
 
-def show_group(out: Console, group: Group) -> None:
+def show_group(out: Console, group: Group, by: int = 2) -> None:
     """Prints one group: what differs, both sides, the source, and how many are alike."""
     change = group.first
     name, path = change.op, change.path
     if change.op in ("argument", "result") and path:
         name, path = path[-1], path[:-1]  # "argument 3" says it all
-    head = Text("  ")
+    head = Text()
     head.append("".join(f"{outer} › " for outer in path), style="dim")
     head.append(name, style="bold")
     head.append(f"  {_what(change)}")
-    indented(out, head, 0)
+    indented(out, head, by)
     for sign, side, style in (("-", change.a, "red"), ("+", change.b, "green")):
         if side:
-            indented(out, Text(f"{sign} {side}", style=style), 4)
+            indented(out, Text(f"{sign} {side}", style=style), by + 2)
     for place in _places(change):
-        indented(out, Text(place, style="cyan"), 4)
+        indented(out, Text(place, style="cyan"), by + 2)
     if len(group.changes) > 1:
-        indented(out, Text(_alike(group), style="dim"), 4)
+        indented(out, Text(_alike(group), style="dim"), by + 2)
 
 
 def _what(change: Change) -> str:

@@ -57,7 +57,7 @@ def _cell(out: Console, result: CellResult) -> None:
     if unwanted and result.difference is not None:
         for group in result.difference.groups[:GROUPS_SHOWN]:
             indented(out, Text(f"{group.first.section_kind} {group.first.section}"), 4)
-            show_group(out, group)
+            show_group(out, group, 6)
         rest = len(result.difference.groups) - GROUPS_SHOWN
         if rest > 0:
             indented(out, Text(f"… and {rest} more groups; --json holds all"), 4)

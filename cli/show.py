@@ -12,7 +12,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.text import Text
 
 from ..lowering.program import Location
@@ -43,8 +42,12 @@ def status(text: str) -> Iterator[None]:
 
 
 def indented(out: Console, text: str | Text, by: int = 2) -> None:
-    """Prints ``text`` wrapped at the width, every line indented alike."""
-    out.print(Padding(text, (0, 0, 0, by), expand=False))
+    """Prints ``text`` wrapped at the width, every line indented alike and nothing cut."""
+    body = Text(text) if isinstance(text, str) else text
+    width = max(20, out.width - by)
+    for line in body.wrap(out, width, overflow="fold", no_wrap=False):
+        line.rstrip()
+        out.print(Text(" " * by).append_text(line), no_wrap=True, overflow="ignore", crop=False)
 
 
 def relative(path: str) -> str:

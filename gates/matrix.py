@@ -70,8 +70,10 @@ class GateResult:
                 halves.append(f"{held} of {len(kind)} {text}")
         undecided = sum(c.status == "undecided" for c in self.cells)
         halves += [f"{undecided} undecided"] if undecided else []
-        halves += [f"{len(self.guards)} guards failed"] if self.guards else []
-        return ", ".join(halves) or "no cells"
+        halves += [] if self.cells else ["no cells"]
+        if self.guards:
+            halves.append(f"{len(self.guards)} guard{'s' * (len(self.guards) > 1)} failed")
+        return ", ".join(halves)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -164,16 +166,24 @@ def _unmet(program: Program, expect: Mapping[str, int]) -> list[str]:
 
 
 def judge(cell: Cell, lowered: Lowered) -> CellResult:
-    """Compares the two programs of a cell, and checks what else it expects."""
+    """Compares the two programs of a cell, and checks what else it expects.
+
+    The difference's first side is the program that the cell refers to.
+    """
     ours, other = lowered[cell.node], lowered[cell.other]
     failed = [f"{n.name}: {p}" for n, p in ((cell.node, ours), (cell.other, other))
               if isinstance(p, ChildFailed)]  # fmt: skip
     if isinstance(ours, ChildFailed) or isinstance(other, ChildFailed):
         return CellResult(cell, "undecided", tuple(failed))
-    unmet = [f"{n.name}: {text}" for n, p in ((cell.node, ours), (cell.other, other))
-             for text in p.unmet]  # fmt: skip
+    sides = ((cell.node.name, ours), (cell.other.name, other))
+    unmet = [
+        f"{name} has no operations: nothing was compared"
+        for name, ready in sides
+        if not _work(ready.program)
+    ]
+    unmet += [f"{name}: {text}" for name, ready in sides for text in ready.unmet]
     try:
-        found = diff(ours.program, other.program, cell.level, cell.allow)
+        found = diff(other.program, ours.program, cell.level, cell.allow)
     except InputError as error:
         return CellResult(cell, "undecided", (str(error),))
     messages = [*unmet, *_expectations(cell, ours.program)]
@@ -181,7 +191,7 @@ def judge(cell: Cell, lowered: Lowered) -> CellResult:
     if undecided:
         messages += [f"undecided: {reason}" for reason in found.reasons]
     elif cell.identical and found.verdict is not Verdict.IDENTICAL:
-        messages.append(f"must be identical, and differs in {len(found.changes)} places")
+        messages.append(f"must be identical, and differs ({len(found.changes)} differences)")
     elif not cell.identical and found.verdict is not Verdict.DIFFERENT:
         messages.append("must differ, and is identical: the control shows nothing")
     elif cell.only_in:
@@ -189,6 +199,11 @@ def judge(cell: Cell, lowered: Lowered) -> CellResult:
     broken = len(messages) > (len(found.reasons) if undecided else 0)
     status: Status = "broken" if broken else "undecided" if undecided else "holds"
     return CellResult(cell, status, tuple(messages), found)
+
+
+def _work(program: Program) -> int:
+    """Operations besides those that only return."""
+    return sum(count for name, count in program.ops.items() if name != "func.return")
 
 
 def _containment(cell: Cell, found: Difference) -> list[str]:
@@ -209,8 +224,6 @@ def _containment(cell: Cell, found: Difference) -> list[str]:
 def _expectations(cell: Cell, program: Program) -> list[str]:
     name = cell.node.name
     found = []
-    if not sum(program.ops.values()):
-        found.append(f"{name} has no operations: nothing was compared")
     if isinstance(cell.kernels, int):
         calls = sum(program.kernel_calls.values())
         if calls != cell.kernels:

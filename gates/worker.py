@@ -60,7 +60,7 @@ def _explain(request: dict[str, Any]) -> Any:
 
     chosen = _case(request)
     target = parse_target(request["target"] or DEFAULT_TARGET)
-    route = request["route"] or "abstract"
+    route: Any = request["route"] or "abstract"
     mesh = make_mesh(target, chosen.mesh, "auto", route)
     devices = target.devices() if route == "abstract" else list(mesh.devices.flat)
     with as_target(devices):
@@ -130,10 +130,13 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
     from ..passes.registry import by_name
 
     names = None if request["passes"] == "default" else request["passes"]
+
+    def wrapped(fn: Any) -> Any:
+        return optimize(fn, passes=names, contract=request["contract"])
+
     try:
         for name in names or ():
             by_name(name)
-        wrapped = lambda fn: optimize(fn, passes=names, contract=request["contract"])
         if chosen.build is None:
             return replace(chosen, fn=wrapped(chosen.fn))
     except ValueError as error:

@@ -13,6 +13,10 @@ from .optext import Block, Op, Value, walk
 MAX_CELLS = 4_000_000
 """Cells of longest-common-subsequence tables that one comparison may fill."""
 
+LARGE_GAP = 250_000
+"""Cells of a gap above which items that repeat are paired by their order first."""
+
+_Uses = defaultdict[Value, list[tuple[str, str, int]]]
 
 Opener = Callable[[str], tuple[str, str]]
 
@@ -54,24 +58,41 @@ def common(
             found.append((a1, b1))
         if a0 == a1 or b0 == b1:
             continue
+        cells = (a1 - a0) * (b1 - b0)
         anchors = _anchors(a, b, a0, a1, b0, b1)
+        if not anchors and cells > LARGE_GAP:
+            anchors = _anchors(a, b, a0, a1, b0, b1, repeated=True)
         if anchors:
             found.extend(anchors)
             edges = [(a0 - 1, b0 - 1), *anchors, (a1, b1)]
             for (i, j), (k, m) in pairwise(edges):
                 gaps.append((i + 1, k, j + 1, m))
-        elif budget.take((a1 - a0) * (b1 - b0)):
+        elif budget.take(cells):
             found.extend(_longest(a, b, a0, a1, b0, b1))
     return sorted(found)
 
 
 def _anchors(
-    a: Sequence[Hashable], b: Sequence[Hashable], a0: int, a1: int, b0: int, b1: int
+    a: Sequence[Hashable],
+    b: Sequence[Hashable],
+    a0: int,
+    a1: int,
+    b0: int,
+    b1: int,
+    repeated: bool = False,
 ) -> list[tuple[int, int]]:
-    """The longest rising run of items that occur exactly once on both sides."""
-    in_a = _once(a, a0, a1)
-    in_b = _once(b, b0, b1)
-    pairs = sorted((i, in_b[key]) for key, i in in_a.items() if key in in_b)
+    """The longest rising run of items that occur exactly once on both sides.
+
+    With ``repeated``, of items that occur equally often on both, the first with the first and so
+    on: coarser, but linear.
+    """
+    in_a, in_b = _places(a, a0, a1), _places(b, b0, b1)
+    pairs = sorted(
+        pair
+        for key, left in in_a.items()
+        if len(left) == len(in_b.get(key, ())) and (repeated or len(left) == 1)
+        for pair in zip(left, in_b[key], strict=True)
+    )
     tails: list[int] = []
     at: list[int] = []
     back: list[int] = []
@@ -91,14 +112,11 @@ def _anchors(
     return chain[::-1]
 
 
-def _once(items: Sequence[Hashable], start: int, end: int) -> dict[Hashable, int]:
-    places: dict[Hashable, int] = {}
-    repeated: set[Hashable] = set()
+def _places(items: Sequence[Hashable], start: int, end: int) -> dict[Hashable, list[int]]:
+    found: dict[Hashable, list[int]] = {}
     for index in range(start, end):
-        if items[index] in places:
-            repeated.add(items[index])
-        places[items[index]] = index
-    return {key: index for key, index in places.items() if key not in repeated}
+        found.setdefault(items[index], []).append(index)
+    return found
 
 
 def _longest(
@@ -156,6 +174,7 @@ class Aligner:
     def __init__(self, opened: tuple[Opener, Opener], budget: Budget) -> None:
         self._open = opened
         self._loose: tuple[dict[Op, str], dict[Op, str]] = ({}, {})
+        self._uses: tuple[_Uses, _Uses] = (defaultdict(list), defaultdict(list))
         self._budget = budget
         self._deep: tuple[dict[Value, int], dict[Value, int]] = ({}, {})
         self._keys: tuple[dict[Op, tuple[int, int]], dict[Op, tuple[int, int]]] = ({}, {})
@@ -165,6 +184,7 @@ class Aligner:
         for side, top in enumerate((a, b)):
             for op in top.ops:
                 self._number(side, op)
+            self._note_uses(side, top)
         result = Alignment()
         pending = [(a, b)]
         while pending:
@@ -199,8 +219,6 @@ class Aligner:
         return op.line - head
 
     def _blocks(self, a: Block, b: Block, out: Alignment) -> list[tuple[Block, Block]]:
-        for arg_a, arg_b in zip(a.args, b.args, strict=False):
-            out.values[arg_a] = arg_b
         keys_a, keys_b = self._keys
         pairs = self._rounds(
             a.ops,
@@ -214,26 +232,72 @@ class Aligner:
                 lambda op, side: (_outcome(op.rest), len(op.operands), bool(op.regions)),
             ),
         )
-        matched_a = {i for i, _ in pairs}
-        matched_b = {j for _, j in pairs}
-        left = [op for i, op in enumerate(a.ops) if i not in matched_a]
-        right = [op for j, op in enumerate(b.ops) if j not in matched_b]
         aligned = [(a.ops[i], b.ops[j]) for i, j in pairs]
-        moved = self._moved(left, right)
+        matched = {op for pair in aligned for op in pair}
+        left = [op for op in a.ops if op not in matched]
+        right = [op for op in b.ops if op not in matched]
+        moved = self._read_alike(aligned, set(left), set(right))
+        gone = {op for pair in moved for op in pair}
+        moved += self._alike(
+            [x for x in left if x not in gone], [x for x in right if x not in gone]
+        )
         out.moved.extend(moved)
         gone = {op for pair in moved for op in pair}
         out.removed.extend(op for op in left if op not in gone)
         out.added.extend(op for op in right if op not in gone)
         deeper: list[tuple[Block, Block]] = []
-        for op_a, op_b in (*aligned, *moved):
+        for op_a, op_b in sorted((*aligned, *moved), key=lambda pair: pair[0].line):
             out.ops.append((op_a, op_b))
-            for r_a, r_b in zip(op_a.results, op_b.results, strict=False):
-                out.values[r_a] = r_b
-            if _shape(op_a) != _shape(op_b):
-                out.regions.append((op_a, op_b))
-            for region_a, region_b in zip(op_a.regions, op_b.regions, strict=False):
-                deeper.extend(zip(region_a.blocks, region_b.blocks, strict=False))
+            deeper.extend(self._into(op_a, op_b, out))
         return deeper
+
+    def _into(self, a: Op, b: Op, out: Alignment) -> list[tuple[Block, Block]]:
+        """Pairs results and block arguments of two operations; returns the pairs of blocks."""
+        if _shape(a) != _shape(b):
+            out.regions.append((a, b))
+        operands = None
+        if len(a.operands) != len(b.operands):
+            operands = self._operand_pairs(a, b)
+        _pair_values(a.results, b.results, operands, (a, b), out)
+        deeper: list[tuple[Block, Block]] = []
+        for region_a, region_b in zip(a.regions, b.regions, strict=False):
+            for block_a, block_b in zip(region_a.blocks, region_b.blocks, strict=False):
+                _pair_values(block_a.args, block_b.args, operands, (a, b), out)
+                deeper.append((block_a, block_b))
+        return deeper
+
+    def _operand_pairs(self, a: Op, b: Op) -> list[tuple[int, int]]:
+        """Which operand is which where their number differs, as in a loop that carries less.
+
+        Loops carry many equal constants, so what reads a carried value counts before what it is.
+        """
+        found: list[tuple[int, int]] = []
+        for what in ((True, True), (True, False), (False, True)):
+            keys = [self._carried(side, op, *what) for side, op in enumerate((a, b))]
+            edges = [(-1, -1), *sorted(found), (len(a.operands), len(b.operands))]
+            for (i, j), (k, m) in pairwise(edges):
+                pairs = common(keys[0][i + 1 : k], keys[1][j + 1 : m], self._budget)
+                found.extend((i + 1 + x, j + 1 + y) for x, y in pairs)
+        return sorted(found)
+
+    def _carried(self, side: int, op: Op, by_use: bool, by_value: bool) -> list[Hashable]:
+        """For each operand a key: what reads it inside, and what it is."""
+        blocks = [block for region in op.regions for block in region.blocks]
+        keys: list[Hashable] = []
+        for index, value in enumerate(op.operands):
+            inside = [block.args[index] for block in blocks if index < len(block.args)]
+            uses = [tuple(self._uses[side].get(arg, ())) for arg in inside] if by_use else []
+            what = value if isinstance(value, str) else self._deep[side].get(value, 0)
+            keys.append((tuple(uses), what if by_value else None))
+        return keys
+
+    def _note_uses(self, side: int, top: Block) -> None:
+        """What reads each value, and as which operand."""
+        uses = self._uses[side]
+        for op in walk(top):
+            for index, value in enumerate(op.operands):
+                if isinstance(value, Value):
+                    uses[value].append((op.name, self._loose[side][op], index))
 
     def _rounds(
         self, a: list[Op], b: list[Op], keys: Sequence[Callable[[Op, int], Hashable]]
@@ -250,7 +314,32 @@ class Aligner:
                     pairs.extend((i + 1 + x, j + 1 + y) for x, y in found)
         return sorted(pairs)
 
-    def _moved(self, left: list[Op], right: list[Op]) -> list[tuple[Op, Op]]:
+    def _read_alike(
+        self, aligned: Sequence[tuple[Op, Op]], left: set[Op], right: set[Op]
+    ) -> list[tuple[Op, Op]]:
+        """Pairs operations that stand elsewhere but are read at the same place by counterparts."""
+        found: list[tuple[Op, Op]] = []
+        pending = list(aligned)
+        while pending:
+            op_a, op_b = pending.pop()
+            for x, y in zip(op_a.operands, op_b.operands, strict=False):
+                if isinstance(x, str) or isinstance(y, str) or x.index != y.index:
+                    continue
+                p, q = x.owner, y.owner
+                if not isinstance(p, Op) or not isinstance(q, Op):
+                    continue
+                if p in left and q in right and self._loose_key(0, p) == self._loose_key(1, q):
+                    left.discard(p)
+                    right.discard(q)
+                    found.append((p, q))
+                    pending.append((p, q))
+        return found
+
+    def _loose_key(self, side: int, op: Op) -> Hashable:
+        return op.name, self._loose[side][op], len(op.operands)
+
+    def _alike(self, left: list[Op], right: list[Op]) -> list[tuple[Op, Op]]:
+        """Pairs of what is left that compute the same, or at least look the same."""
         pairs: list[tuple[Op, Op]] = []
         for which in (0, 1):
             by_key: defaultdict[int, list[Op]] = defaultdict(list)
@@ -263,6 +352,21 @@ class Aligner:
                 if op not in taken and same:
                     pairs.append((op, same.pop(0)))
         return pairs
+
+
+def _pair_values(
+    a: Sequence[Value],
+    b: Sequence[Value],
+    operands: Sequence[tuple[int, int]] | None,
+    ops: tuple[Op, Op],
+    out: Alignment,
+) -> None:
+    """By position; where values follow the operands, by which operand is which."""
+    counts = (len(ops[0].operands), len(ops[1].operands))
+    if operands is None or (len(a), len(b)) != counts:
+        out.values.update(zip(a, b, strict=False))
+    else:
+        out.values.update((a[i], b[j]) for i, j in operands)
 
 
 def _with_inner(ops: Sequence[Op]) -> Iterator[Op]:

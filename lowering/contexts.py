@@ -58,8 +58,8 @@ class Contexts:
         return replace(
             change,
             places=places,
-            where_a=composed(first_a, change.where_a) if change.a else None,
-            where_b=composed(first_b, change.where_b) if change.b else None,
+            where_a=composed(first_a, change.where_a) if change.kind != "added" else None,
+            where_b=composed(first_b, change.where_b) if change.kind != "removed" else None,
         )
 
 

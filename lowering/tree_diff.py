@@ -78,7 +78,7 @@ class SectionDiff:
         pairs = sorted(self.alignment.ops, key=lambda pair: pair[0].line)
         for op_a, op_b in pairs:
             if (op_a, op_b) in moved:
-                yield self._change("moved", op_a, op_b, "order", _line(op_a), _line(op_b))
+                yield self._change("moved", op_a, op_b, "order", "", "")
             yield from self._own(op_a, op_b)
             if (op_a, op_b) in reshaped:
                 left, right = (f"blocks {_blocks(op)}" for op in (op_a, op_b))
@@ -107,6 +107,11 @@ class SectionDiff:
 
     def _operands(self, a: Op, b: Op) -> Iterator[Change]:
         mapped = [self._mapped(v) for v in a.operands]
+        if len(mapped) == len(b.operands):
+            # Which of several equal constants is read makes no difference worth a line.
+            for index, (old, new) in enumerate(zip(a.operands, b.operands, strict=True)):
+                if mapped[index] != new and _equal_constants(old, new):
+                    mapped[index] = new
         if mapped == b.operands:
             return
         if len(mapped) == len(b.operands) and _permuted(mapped, b.operands):
@@ -124,10 +129,10 @@ class SectionDiff:
         for index, (x, y) in enumerate(zip(mapped, b.operands, strict=True)):
             if x != y:
                 old = a.operands[index]
-                yield self._change(
-                    "operands", a, b, f"operand {index}", _source(old), _source(y),
-                    self._producers([old, y]),
-                )  # fmt: skip
+                left, right = _source(old), _source(y)
+                right = f"another {right}" if left == right else right
+                places = self._producers([old, y])
+                yield self._change("operands", a, b, f"operand {index}", left, right, places)
 
     def _mapped(self, value: Value | str) -> Value | str | None:
         return self.alignment.values.get(value) if isinstance(value, Value) else value
@@ -205,6 +210,15 @@ def _permuted(a: Sequence[object], b: Sequence[object]) -> bool:
     return sorted(map(id, a)) == sorted(map(id, b)) and None not in a
 
 
+def _equal_constants(a: Value | str, b: Value | str) -> bool:
+    if isinstance(a, str) or isinstance(b, str):
+        return False
+    p, q = a.owner, b.owner
+    if not isinstance(p, Op) or not isinstance(q, Op) or p.operands or q.operands:
+        return False
+    return p.name.endswith(".constant") and (p.name, p.rest) == (q.name, q.rest)
+
+
 def _source(value: Value | str) -> str:
     """What a value is, without its number: what computes it."""
     if isinstance(value, str):
@@ -222,10 +236,6 @@ def _source(value: Value | str) -> str:
 def _shown(op: Op) -> str:
     reads = ", ".join(_source(value) for value in op.operands)
     return op.rest if op.name == "text" else f"{op.name}({reads}){op.rest}"
-
-
-def _line(op: Op) -> str:
-    return f"line {op.line + 1}"
 
 
 def _blocks(op: Op) -> list[int]:

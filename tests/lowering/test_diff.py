@@ -55,7 +55,7 @@ def program(*functions, kernels=(), unknowns=(), stamp=None, module=MODULE, scop
         Section("module", "module", module),
         *(
             section(n, "function", t, k, f"my_{n}")
-            for k, (n, t) in enumerate(zip(names, functions))
+            for k, (n, t) in enumerate(zip(names, functions, strict=True))
         ),
     )
     bodies = {}
