@@ -83,7 +83,8 @@ def _checked(*args: Any, lo: Any, hi: Any) -> tuple[Any, Any]:
     failure = checkify.FailedCheckError(  # type: ignore[no-untyped-call]
         current().traceback, message, found=found
     )
-    return checkify.assert_func(*context, error, outside.any(), failure), result
+    fail: Any = checkify.assert_func
+    return fail(*context, error, outside.any(), failure), result
 
 
 def _register_mosaic() -> None:

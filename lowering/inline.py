@@ -11,8 +11,11 @@ Kept calls are compared as they are; they can make two programs differ, never se
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .ir import Block, Function, Module, Op, walk
 from .ledger import Ledger
+from .locations import LocationTable
 
 MAX_OPERATIONS = 1_000_000
 
@@ -21,13 +24,27 @@ class TooLarge(Exception):
     """The inlined program would exceed `MAX_OPERATIONS`."""
 
 
-def inlined(module: Module, ledger: Ledger) -> Module:
+@dataclass(frozen=True)
+class _Site:
+    """Where operations are copied to: what the calls around them say."""
+
+    stack: tuple[str, ...]
+    """The functions being copied, outermost first."""
+    frontend: dict[str, str]
+    """Frontend attributes of the calls."""
+    loc: int = -1
+    """Location of the innermost call, its scope composed with the outer calls'."""
+
+
+def inlined(module: Module, ledger: Ledger, locations: LocationTable) -> Module:
     """A new module with calls inlined and unused private functions dropped.
+
+    An inlined operation's name scope begins with that of the call.
 
     Raises:
         TooLarge: the result would hold more than `MAX_OPERATIONS` operations.
     """
-    inliner = _Inliner(module, ledger)
+    inliner = _Inliner(module, ledger, locations)
     roots = [f for f in module.functions.values() if f.public]
     kept: dict[str, Function] = {}
     pending = [f.key for f in roots]
@@ -36,7 +53,7 @@ def inlined(module: Module, ledger: Ledger) -> Module:
         if key in kept:
             continue
         function = module.functions[key]
-        blocks = inliner.copy(function.blocks, {}, {}, (key,))
+        blocks = inliner.copy(function.blocks, {}, _Site((key,), {}))
         kept[key] = Function(
             key,
             function.public,
@@ -65,26 +82,21 @@ def _referenced(blocks: list[Block], module: Module) -> list[str]:
 
 
 class _Inliner:
-    def __init__(self, module: Module, ledger: Ledger) -> None:
+    def __init__(self, module: Module, ledger: Ledger, locations: LocationTable) -> None:
         self._module = module
         self._ledger = ledger
+        self._locations = locations
         self._count = 0
         self._inlinable: dict[str, bool] = {}
 
-    def copy(
-        self,
-        blocks: list[Block],
-        values: dict[int, int],
-        frontend: dict[str, str],
-        stack: tuple[str, ...],
-    ) -> list[Block]:
+    def copy(self, blocks: list[Block], values: dict[int, int], site: _Site) -> list[Block]:
         """A copy with fresh values; ``values`` maps those of the original and is extended."""
         copied: list[Block] = []
         for block in blocks:
             args = [self._fresh(arg, values) for arg in block.args]
             copied.append(Block(args))
         for block, target in zip(blocks, copied, strict=True):
-            self._copy_ops(block.ops, target.ops, values, frontend, stack)
+            self._copy_ops(block.ops, target.ops, values, site)
         return copied
 
     def _fresh(self, value: int, values: dict[int, int]) -> int:
@@ -93,18 +105,15 @@ class _Inliner:
         return values[value]
 
     def _copy_ops(
-        self,
-        ops: list[Op],
-        target: list[Op],
-        values: dict[int, int],
-        frontend: dict[str, str],
-        stack: tuple[str, ...],
+        self, ops: list[Op], target: list[Op], values: dict[int, int], site: _Site
     ) -> None:
         for op in ops:
             # A region's terminator is no instruction of the compiler's, and carries none.
-            merged = op.frontend if op.name.endswith(".return") else {**frontend, **op.frontend}
-            if self._may_inline(op, merged, stack):
-                self._inline(op, target, values, merged, stack)
+            is_end = op.name.endswith(".return")
+            merged = op.frontend if is_end else {**site.frontend, **op.frontend}
+            loc = self._locations.under(site.loc, op.loc)
+            if self._may_inline(op, merged, site.stack):
+                self._inline(op, target, values, _Site(site.stack, merged, loc))
                 continue
             if op.callee is not None:
                 self._ledger.add("call-kept")
@@ -112,7 +121,7 @@ class _Inliner:
             if self._count > MAX_OPERATIONS:
                 raise TooLarge
             operands = [self._fresh(value, values) for value in op.operands]
-            regions = [self.copy(region, values, frontend, stack) for region in op.regions]
+            regions = [self.copy(region, values, site) for region in op.regions]
             results = [self._fresh(value, values) for value in op.results]
             target.append(
                 Op(
@@ -120,7 +129,7 @@ class _Inliner:
                     operands,
                     results,
                     op.attrs,
-                    op.loc,
+                    loc,
                     dict(sorted(merged.items())),
                     regions,
                     op.successors,
@@ -130,14 +139,7 @@ class _Inliner:
                 )
             )
 
-    def _inline(
-        self,
-        call: Op,
-        target: list[Op],
-        values: dict[int, int],
-        frontend: dict[str, str],
-        stack: tuple[str, ...],
-    ) -> None:
+    def _inline(self, call: Op, target: list[Op], values: dict[int, int], site: _Site) -> None:
         self._ledger.add("call-inlined")
         assert call.callee is not None
         entry = self._module.functions[call.callee].blocks[0]
@@ -146,7 +148,8 @@ class _Inliner:
             for arg, value in zip(entry.args, call.operands, strict=True)
         }
         *body, terminator = entry.ops
-        self._copy_ops(body, target, inner, frontend, (*stack, call.callee))
+        inside = _Site((*site.stack, call.callee), site.frontend, site.loc)
+        self._copy_ops(body, target, inner, inside)
         for result, value in zip(call.results, terminator.operands, strict=True):
             values[result] = self._fresh(value, inner)
 

@@ -24,6 +24,7 @@ class LocationTable:
         self.entries: list[Location] = []
         self._index: dict[Location, int] = {}
         self._memo: dict[Any, int] = {}
+        self._composed: dict[tuple[int, int], int] = {}
 
     def index_of(self, loc: Any) -> int:
         """The index of an MLIR location, or -1 where it says nothing."""
@@ -32,6 +33,19 @@ class LocationTable:
         if found is None:
             found = self._memo[key] = self._add(_read(loc))
         return found
+
+    def under(self, call: int, inner: int) -> int:
+        """The location of what stood at ``inner`` in a function called at ``call``."""
+        if call < 0:
+            return inner
+        key = (call, inner)
+        if key not in self._composed:
+            outer = self.entries[call]
+            entry = self.entries[inner] if inner >= 0 else Location(None, None, None)
+            scope = "/".join(part for part in (outer.scope, entry.scope) if part) or None
+            known = entry if entry.file is not None else outer
+            self._composed[key] = self._add(Location(known.file, known.line, scope))
+        return self._composed[key]
 
     def _add(self, location: Location) -> int:
         if location.file is None and location.scope is None:
@@ -43,15 +57,20 @@ class LocationTable:
 
 
 def _read(loc: Any) -> Location:
-    scope: str | None = None
-    outer = loc
-    while type(outer).__name__ == "NameLoc" and type(outer.child_loc).__name__ == "NameLoc":
-        outer = outer.child_loc  # a kernel's locations wrap the scope in the primitive's name
-    if type(outer).__name__ == "NameLoc":
-        scope = outer.name_str
     frames = _frames(loc)
     frame = next((f for f in frames if not is_own_file(f[0])), frames[0] if frames else None)
-    return Location(frame[0] if frame else None, frame[1] if frame else None, scope)
+    return Location(frame[0] if frame else None, frame[1] if frame else None, _scope(loc))
+
+
+def _scope(loc: Any) -> str | None:
+    """The outermost name that isn't a primitive's (``get:``) or a Python function's."""
+    while type(loc).__name__ == "NameLoc":
+        inner = loc.child_loc
+        if not loc.name_str.endswith(":"):
+            is_frame = type(inner).__name__ == "FileLineColLoc"
+            return None if is_frame else str(loc.name_str)
+        loc = inner
+    return None
 
 
 def _frames(loc: Any) -> list[tuple[str, int]]:

@@ -69,7 +69,7 @@ def normalize(
     _attach_constants(exact, constants)
     session.ledger.add("module-name")
     ops, calls = _counts(exact)
-    forms = _forms(exact, levels, session.ledger)
+    forms = _forms(exact, levels, session)
     return Normal(
         forms=forms,
         kernels=kernels.sections,
@@ -105,14 +105,15 @@ def _attach_constants(module: Module, constants: Sequence[str]) -> None:
                 attrs["jax.const"] = f"sha256<{digest}>"
 
 
-def _forms(exact: Module, levels: Sequence[Level], ledger: Ledger) -> dict[Level, Form]:
+def _forms(exact: Module, levels: Sequence[Level], session: Session) -> dict[Level, Form]:
+    ledger = session.ledger
     forms: dict[Level, Form] = {}
     if "exact" in levels:
         forms["exact"] = _form("exact", exact, {}, ledger)
     if not {"inlined", "dataflow"} & set(levels):
         return forms
     try:
-        flat = inlined(exact, ledger)
+        flat = inlined(exact, ledger, session.locations)
     except TooLarge:
         ledger.add("level-not-built", len({"inlined", "dataflow"} & set(levels)))
         return forms

@@ -150,13 +150,13 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     rounds = 0
     while rounds < MAX_ROUNDS:
         rounds += 1
-        rounds += 1
         flow = Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)))
         first = first or flow
         accepted, found = _match(flow, passes, refused, taken)
         while accepted:
             try:
-                done = Interpreter(accepted).rewrite(flow.root)
+                interpreter = Interpreter(accepted)
+                done = interpreter.rewrite(flow.root)
                 break
             except SiteDeclined as declined:
                 _refuse(declined, accepted, found, refused)
@@ -168,6 +168,8 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
         if not accepted:
             break
         closed = done.body
+        for body, scope in interpreter.origins:
+            analysis.rewritten(body, scope.facts)
     else:
         notes.append(f"stopped after {MAX_ROUNDS} rounds with sites still applying")
     assert first is not None
