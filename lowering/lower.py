@@ -13,7 +13,7 @@ from ..compat.mlir import mosaic_version
 from .as_target import as_target
 from .case import Case, case
 from .errors import InputError
-from .load import describe
+from .load import describe, user_line
 from .normalize import normalize
 from .program import LEVELS, Level, Program, Stamp, Unknown
 from .targets import (
@@ -119,6 +119,12 @@ def _staged(chosen: Case, mesh: Any) -> Any:
         with mesh_context(mesh):
             return traced.lower(lowering_platforms=("tpu",))
     except Exception as error:
+        if "is different from the lowering platform" in str(error):
+            where = user_line(error) or "an unknown line"
+            raise InputError(
+                f"{name} can't be lowered without a TPU: jax asks for one at a host callback "
+                f"(jax.debug.print, pure_callback, io_callback) at {where}"
+            ) from error
         raise InputError(f"{name} can't be lowered for the TPU: {describe(error)}") from error
 
 
