@@ -24,6 +24,7 @@ from .targets import (
     make_mesh,
     mesh_context,
     parse_target,
+    topology_devices,
 )
 
 
@@ -92,7 +93,7 @@ def stage(chosen: Case, target: Target, mesh: Any, route: Route) -> tuple[Any, t
     Raises:
         InputError: as for `lower`.
     """
-    devices = target.devices() if route == "abstract" else list(mesh.devices.flat)
+    devices = target.devices() if route == "abstract" else topology_devices(target)
     with as_target(devices) as queries:
         lowered = _staged(chosen, mesh)
     return lowered, tuple(queries)
