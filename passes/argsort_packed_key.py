@@ -170,8 +170,8 @@ def unpack_key(word: jax.Array, lo: int, b: int, dtype: Any) -> jax.Array:
 def modular(value: int, dtype: Any) -> np.generic:
     """The scalar of an integer dtype that equals ``value`` modulo 2 to its width."""
     width = 8 * np.dtype(dtype).itemsize
-    unsigned = np.dtype(f"uint{width}").type(value % 2**width)
-    return unsigned.astype(dtype)
+    unsigned: np.generic = np.dtype(f"uint{width}").type(value % 2**width)
+    return unsigned.astype(np.dtype(dtype))
 
 
 def before(scores: jax.Array) -> jax.Array:
