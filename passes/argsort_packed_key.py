@@ -171,7 +171,8 @@ def modular(value: int, dtype: Any) -> np.generic:
     """The scalar of an integer dtype that equals ``value`` modulo 2 to its width."""
     width = 8 * np.dtype(dtype).itemsize
     unsigned: np.generic = np.dtype(f"uint{width}").type(value % 2**width)
-    return unsigned.astype(np.dtype(dtype))
+    converted: np.generic = unsigned.astype(np.dtype(dtype))
+    return converted
 
 
 def before(scores: jax.Array) -> jax.Array:
