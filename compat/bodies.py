@@ -92,24 +92,32 @@ class Carried:
     not_entered: tuple[NotEntered, ...] = ()
 
 
-_NOTHING = Carried()
+NOTHING = Carried()
 
 
 def carried(eqn: Eqn) -> Carried:
     """The bodies of ``eqn``, entered or listed with the reason why not."""
-    params = eqn.params
     handler = _handler(eqn.primitive)
     if handler is not None:
         return handler(eqn)
     # Most equations carry nothing: find that out without building anything.
-    found: list[NotEntered] | None = None
-    for name, value in params.items():
-        if type(value) in _PLAIN:
-            continue
-        for body in _bodies_in(value):
-            found = found if found is not None else []
-            found.append(NotEntered(name, _reason(eqn, body), body))
-    return _NOTHING if found is None else Carried(not_entered=tuple(found))
+    for value in eqn.params.values():
+        kind = type(value)
+        if kind in _BODY_TYPES or (
+            (kind is tuple or kind is list) and any(type(v) in _BODY_TYPES for v in value)
+        ):
+            return _list_bodies(eqn)
+    return NOTHING
+
+
+def _list_bodies(eqn: Eqn) -> Carried:
+    return Carried(
+        not_entered=tuple(
+            NotEntered(name, _reason(eqn, body), body)
+            for name, value in eqn.params.items()
+            for body in _bodies_in(value)
+        )
+    )
 
 
 def shard_map_primitive() -> Any:
@@ -132,7 +140,7 @@ def with_bodies(eqn: Eqn, bodies: Mapping[BodyKey, Body]) -> Eqn:
     return eqn.replace(params=params)
 
 
-_PLAIN = frozenset({bool, int, float, str, type(None)})
+_BODY_TYPES = jaxprs.BODY_TYPES
 
 
 def _bodies_in(value: object) -> Iterator[Body]:

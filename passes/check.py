@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..compat import bodies as compat_bodies
-from ..compat import jaxprs, tracing, vma
+from ..compat import edit, jaxprs, tracing, vma
 from ..compat.bodies import Entered, Flow, Port
 from ..compat.jaxprs import Atom, Body, Eqn, Var
 
@@ -37,7 +37,8 @@ def check_rewritten(new: Body, old: Body, *, retyped: bool = False) -> None:
     _check_scoping(new)
     known = {id(eqn) for eqn in jaxprs.opened(old).eqns}
     fresh = [eqn for eqn in jaxprs.opened(new).eqns if id(eqn) not in known]
-    _check_types(fresh)
+    # jax's rule for an equation with bodies checks those bodies again, at every level of nesting.
+    _check_types([eqn for eqn in fresh if not compat_bodies.carried(eqn).entered])
     for eqn in fresh:
         check_boundaries(eqn)
 
@@ -94,9 +95,7 @@ def _check_port(eqn: Eqn, port: Port, atom: Atom, outside: Sequence[Atom], what:
     if port.flow is Flow.SLICE:
         wanted = None if wanted is None or not wanted[0] else (wanted[0][1:], wanted[1])
     if port.flow is Flow.SHARD:
-        # jax's own rule for shard_map compares the shard shapes; here only rank and dtype.
-        found = None if found is None else (len(found[0]), found[1])
-        wanted = None if wanted is None else (len(wanted[0]), wanted[1])
+        found, wanted = _check_shard(eqn, port, atom, outer, what, outside is eqn.invars)
     if found != wanted:
         raise IllFormed(
             f"{what} has type {atom.aval.str_short()}, outside it is {outer.aval.str_short()}"
@@ -106,6 +105,19 @@ def _check_port(eqn: Eqn, port: Port, atom: Atom, outside: Sequence[Atom], what:
             f"{what} varies over {set(vma.varying(atom.aval)) or 'no axis'}, "
             f"outside over {set(vma.varying(outer.aval)) or 'no axis'}"
         )
+
+
+def _check_shard(
+    eqn: Eqn, port: Port, atom: Atom, outer: Atom, what: str, entering: bool
+) -> tuple[Any, Any]:
+    """The two types to compare, by jax's own rules for shards."""
+    if entering:
+        return atom.aval, edit.sharded_type(eqn, port.spec, outer.aval)
+    named = {a for p in port.spec for a in (p if isinstance(p, tuple) else (p,))}
+    loose = (vma.varying(atom.aval) & eqn.params["newly_manual_axes"]) - named
+    if eqn.params["check_vma"] and loose:
+        raise IllFormed(f"{what} varies over {loose} and leaves by {port.spec}, which says not")
+    return edit.unsharded_type(eqn, port.spec, atom.aval), outer.aval
 
 
 def _check_carry(entered: Entered, where: str) -> None:

@@ -1,0 +1,67 @@
+"""``relower``: parse the command line, run one command, turn what happens into an exit code.
+
+0 the programs are the same, or what was claimed holds; 1 they differ, or something is broken;
+2 it could not be decided: bad input, a construct no rule knows, mixed environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from ..lowering.errors import InputError
+
+COMMANDS = {
+    "passes": "list the passes, and when each applies",
+    "explain": "show every site that a pass would rewrite, or why it won't",
+    "lower": "lower a case for the TPU and show what it holds",
+    "diff": "compare two programs and say where they differ",
+    "gate": "check what must be identical and what must differ",
+}
+"""Name and summary; each is a module of this package, loaded only when it is asked for."""
+
+UNDECIDED = 2
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``relower`` with ``argv`` and returns the exit code; `sys.argv` where it is None."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        options = build_parser(arguments).parse_args(arguments)
+        code: int = options.run(options)
+        sys.stdout.flush()
+        return code
+    except InputError as error:
+        print(f"relower: {' '.join(str(error).split())}", file=sys.stderr)
+        return UNDECIDED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone; keep the interpreter from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNDECIDED
+
+
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the whole command line, filled in for the commands that ``arguments`` name."""
+    parser = argparse.ArgumentParser(
+        prog="relower",
+        description="Rewrite JAX programs, and prove on a CPU host what the rewrite did to the "
+        "TPU program.",
+        epilog="Exit codes: 0 same or holds, 1 different or broken, 2 could not be decided.",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        if name in arguments:
+            importlib.import_module(f".{name}", __package__).add(commands, summary)
+        else:
+            commands.add_parser(name, help=summary)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
