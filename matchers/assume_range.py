@@ -46,7 +46,8 @@ def assume_range(x: Shaped[Array, "*dims"], lo: float, hi: float) -> Shaped[Arra
     if low > high:
         raise ValueError(f"assume_range: found lo={low} > hi={high}; wanted lo <= hi")
     register_where_loaded()
-    return assume_range_p.bind(x, lo=low, hi=high)
+    result: Array = assume_range_p.bind(x, lo=low, hi=high)
+    return result
 
 
 def _bound_type(dtype: Any) -> Any:

@@ -326,6 +326,9 @@ OPERATIONS = {
     "inverse": inverse,
     "sort": lambda x, y, k: jnp.sort(x, axis=k % 2),
     "argsort": lambda x, y, k: jnp.argsort(x, axis=k % 2, descending=k % 3 == 0),
+    "one_of_two_orders": lambda x, y, k: jnp.where(
+        x > literal(x, k), jnp.argsort(x), jnp.argsort(y)
+    ),
     "rank": lambda x, y, k: jnp.argsort(jnp.argsort(x, axis=k % 2), axis=k % 2),
     "flat_rank": lambda x, y, k: jnp.argsort(x.reshape(-1)).reshape(SHAPE),
     "sort_with_iota": sorted_with_iota,
