@@ -129,7 +129,7 @@ def splice(
 
     debug = api_util.debug_info("relower replacement", fn, (), {})
     debug = debug._replace(arg_names=None)
-    with site.ctx.manager:
+    with site.ctx.manager, _wide_types(site):
         jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(
             lu.wrap_init(on_variables, debug_info=debug), [v.aval for v in variables]
         )
@@ -144,6 +144,19 @@ def splice(
     ]
     outs = [mapping.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
     return eqns, outs
+
+
+def _wide_types(site: Eqn) -> contextlib.AbstractContextManager[Any]:
+    """64-bit types where the site has them, as within a local ``jax.enable_x64()``.
+
+    An equation's context says nothing of it.
+    """
+    dtypes = (getattr(a.aval, "dtype", None) for a in (*site.invars, *site.outvars))
+    wide = any(d in _WIDE for d in dtypes)
+    return config.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+_WIDE = frozenset(np.dtype(n) for n in ("int64", "uint64", "float64", "complex128"))
 
 
 @contextlib.contextmanager
