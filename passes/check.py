@@ -158,17 +158,16 @@ def _check_interface(new: Body, old: Body, retyped: bool) -> None:
 def _check_scoping(body: Body) -> None:
     jaxpr = jaxprs.opened(body)
     bound: set[Var] = {*jaxpr.constvars, *jaxpr.invars}
+    literal = jaxprs.LITERAL
     for index, eqn in enumerate(jaxpr.eqns):
         for position, atom in enumerate(eqn.invars):
-            if not jaxprs.is_literal(atom) and atom not in bound:
+            if type(atom) is not literal and atom not in bound:
                 raise IllFormed(
                     f"equation {index} ({eqn.primitive.name}) reads operand {position}, a "
                     f"{atom.aval.str_short()} that nothing before it binds"
                 )
         for var in eqn.outvars:
-            if jaxprs.is_dropped(var):
-                continue
-            if var in bound:
+            if var in bound and not jaxprs.is_dropped(var):
                 raise IllFormed(f"equation {index} ({eqn.primitive.name}) binds a variable twice")
             bound.add(var)
     for position, atom in enumerate(jaxpr.outvars):
