@@ -4,9 +4,9 @@ before:  ``select_n(i < 0, i, i + n)`` with ``i`` known to be at least 0
 after:   ``i``
 
 jax writes the select around every ``x[i]``, for Python's negative indices; where ``i`` is weakly
-typed, as a ``fori_loop``'s counter is, it strengthens the ``i`` that it adds to. It helps where the index
-array is large or the select keeps a gather's indices from being recognised; it costs nothing. The
-compiler removes it only where it can see the range, as of an iota in the same fusion.
+typed, as a ``fori_loop``'s counter is, it strengthens the ``i`` that it adds to. It helps where the
+index array is large or the select keeps a gather's indices from being recognised; it costs nothing.
+The compiler removes it only where it can see the range, as of an iota in the same fusion.
 """
 
 from __future__ import annotations
