@@ -148,7 +148,7 @@ def _replace(match: Match) -> Replacement:
             start = lax.slice_in_dim(positions, 0, 1, axis=axis) if argsort.length else positions
             slots = start + slots * modular(step, positions.dtype)
         keys = unpack_key(word, lo, b, key.dtype)
-        return [weak(keys) if weak_key else keys, *(slots for _ in operands[1:])]
+        return [weak(keys) if weak_key else keys, *(slots.astype(o.dtype) for o in operands[1:])]
 
     return Replacement(
         tuple(eqn.invars), tuple(eqn.outvars), packed, (axis, order, lo, b, plain, step)

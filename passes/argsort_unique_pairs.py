@@ -78,7 +78,7 @@ def _replace(match: Match) -> Replacement:
         )
         positions = second if rising else lax.neg(second)
         results = {0: keys, order: positions, **dict(zip(others, carried, strict=True))}
-        results.update(dict.fromkeys(repeats, positions))
+        results.update({i: positions.astype(operands[i].dtype) for i in repeats})
         return [results[i] for i in range(len(operands))]
 
     return Replacement(
