@@ -20,6 +20,7 @@ from .jaxprs import Atom, Body, Eqn, Var
 
 Tracer: Any = core.Tracer
 JaxprTypeError: Any = core.JaxprTypeError
+_JITTED: type = type(jax.jit(lambda: None))
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ def is_dynamic(leaf: object) -> bool:
     )
 
 
+def is_dynamic_under_jit(leaf: object) -> bool:
+    """The same inside `jax.jit`, where a numpy scalar that isn't traced was a static argument."""
+    return is_dynamic(leaf) and not isinstance(leaf, np.generic)
+
+
 def type_of(leaf: Any) -> Any:
     """The abstract value a leaf is traced at; a `jax.ShapeDtypeStruct` stands for an array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -46,7 +52,13 @@ def type_of(leaf: Any) -> Any:
     return core.typeof(leaf)
 
 
-def trace(fn: Callable[..., Any], args: Any, kwargs: Any, avals: Sequence[Any]) -> Traced:
+def trace(
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    avals: Sequence[Any],
+    is_dynamic: Callable[[object], bool] = is_dynamic,
+) -> Traced:
     """Trace ``fn`` once.
 
     Args:
@@ -54,6 +66,7 @@ def trace(fn: Callable[..., Any], args: Any, kwargs: Any, avals: Sequence[Any]) 
       args: positional arguments, pytrees.
       kwargs: keyword arguments, pytrees.
       avals: the abstract value of every dynamic leaf of ``(args, kwargs)``, in order.
+      is_dynamic: which leaves are traced.
 
     Returns:
       The closed jaxpr on the dynamic leaves.
@@ -116,7 +129,7 @@ def splice(
 
     debug = api_util.debug_info("relower replacement", fn, (), {})
     debug = debug._replace(arg_names=None)
-    with site.ctx.manager:
+    with site.ctx.manager, _wide_types(site):
         jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(
             lu.wrap_init(on_variables, debug_info=debug), [v.aval for v in variables]
         )
@@ -131,6 +144,19 @@ def splice(
     ]
     outs = [mapping.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
     return eqns, outs
+
+
+def _wide_types(site: Eqn) -> contextlib.AbstractContextManager[Any]:
+    """64-bit types where the site has them, as within a local ``jax.enable_x64()``.
+
+    An equation's context says nothing of it.
+    """
+    dtypes = (getattr(a.aval, "dtype", None) for a in (*site.invars, *site.outvars))
+    wide = any(d in _WIDE for d in dtypes)
+    return config.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+_WIDE = frozenset(np.dtype(n) for n in ("int64", "uint64", "float64", "complex128"))
 
 
 @contextlib.contextmanager
@@ -195,13 +221,19 @@ def rejit(jitted: Any, transform: Callable[[Callable[..., Any]], Callable[..., A
 
 
 def is_jitted(fn: object) -> bool:
-    """Whether ``fn`` is what `jax.jit` returns."""
-    return hasattr(fn, "_jit_info") and hasattr(fn, "_fun")
+    """Whether ``fn`` is what `jax.jit` returns.
+
+    By type: `functools.wraps` copies jit's attributes to functions that do more than it.
+    """
+    return isinstance(fn, _JITTED) and hasattr(fn, "_jit_info") and hasattr(fn, "_fun")
 
 
-def unjit(fn: Any) -> Any:
-    """The function inside what `jax.jit` returns; any other function as it is."""
-    return fn._fun if is_jitted(fn) else fn
+def trace_jitted(jitted: Any, args: Any, kwargs: Any) -> Body:
+    """The closed jaxpr of the function inside ``jitted``, traced as jit traces it.
+
+    Python numbers are arrays of unknown value there unless they are static arguments.
+    """
+    return jitted.trace(*args, **kwargs).jaxpr
 
 
 @functools.cache

@@ -73,7 +73,7 @@ class Interpreter:
             return known
         self._keep.append(scope)
         sites = self._by_scope.get(id(scope), {})
-        local = tuple((i, s.rewrite.name, s.replacement.key) for i, s in sorted(sites.items()))
+        local = tuple((i, *_what_is_done(site)) for i, site in sorted(sites.items()))
         below = tuple(
             (index, key, signature)
             for index, children in scope.children.items()
@@ -183,11 +183,19 @@ class Interpreter:
         return known
 
 
+def _what_is_done(site: Accepted) -> tuple[object, ...]:
+    """Equal for sites of one body at which the same is put in place."""
+    done = site.replacement
+    atoms = (*done.operands, *done.results)
+    return site.rewrite.name, done.key, tuple(id(a) for a in atoms), len(done.operands)
+
+
 def _rebind(eqn: Eqn, mapping: Mapping[Var, Var]) -> Eqn:
     """``eqn`` with some variables, read or bound, given other names."""
     invars = [mapping.get(a, a) if jaxprs.is_var(a) else a for a in eqn.invars]
     outvars = [mapping.get(v, v) for v in eqn.outvars]
-    return eqn.replace(invars=invars, outvars=outvars)
+    effects = jaxprs.renamed_effects(eqn.effects, mapping)
+    return eqn.replace(invars=invars, outvars=outvars, effects=effects)
 
 
 def _read_in(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> set[Var]:
