@@ -199,8 +199,8 @@ def after(scores: jax.Array) -> jax.Array:
     _, ids = lax.top_k(scores, 2)
     ids = ids.reshape(-1)
     b = (ids.size - 1).bit_length()
-    slot = lax.iota(jnp.uint32, ids.size)
-    word = lax.sort((ids.astype(jnp.uint32) << jnp.uint32(b)) | slot, is_stable=False)
+    word = (ids.astype(jnp.uint32) << jnp.uint32(b)) | lax.iota(jnp.uint32, ids.size)
+    word = lax.sort(word, is_stable=False)
     return (word & jnp.uint32(2**b - 1)).astype(jnp.int32)
 
 
