@@ -144,6 +144,29 @@ def _list_bodies(eqn: Eqn) -> Carried:
     )
 
 
+def arity(eqn: Eqn) -> tuple[int, int, dict[BodyKey, int]] | None:
+    """How many operands and results an equation must have, and inputs each of its bodies.
+
+    None where only the bodies could tell, as with `pl.run_scoped`.
+    """
+    entered = carried(eqn).entered
+    if any(e.role is Role.KERNEL for e in entered):
+        mapping = eqn.params["grid_mapping"]
+        (e,) = entered
+        blocks = mapping.num_index_operands + mapping.num_inputs
+        captured = len(jaxprs.constvars(e.body))
+        inputs = blocks + mapping.num_outputs + mapping.num_scratch_operands
+        operands = captured + mapping.num_dynamic_grid_bounds + blocks
+        return operands, mapping.num_outputs, {e.key: inputs}
+    if not entered or any(p.outer is None for e in entered for p in e.inputs):
+        return None
+    # Only a cond has an operand of its own: the index of the branch.
+    own = 1 if entered[0].role is Role.BRANCH else 0
+    read = {p.outer for e in entered for p in e.inputs}
+    bound = {p.outer for e in entered for p in e.outputs if p.outer is not None}
+    return own + len(read), len(bound), {e.key: len(e.inputs) for e in entered}
+
+
 def shard_map_primitive() -> Any:
     """The primitive of `jax.shard_map`."""
     from jax._src.shard_map import shard_map_p

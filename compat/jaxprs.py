@@ -6,6 +6,7 @@ A *body* is whatever an equation's params hold: a ``ClosedJaxpr`` or an open ``J
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -127,3 +128,23 @@ def renamed_effects(effects: Any, mapping: Mapping[Var, Atom]) -> Any:
         e.replace(mapping.get(e.input, e.input)) if isinstance(e, _InputEffect) else e
         for e in effects
     )
+
+
+def outward_effects(body: Body) -> tuple[Counter[Any], set[Any]]:
+    """The effects of a body's equations that the body itself must state.
+
+    Returns:
+      Effects with how often they occur, and reads and writes of the body's own input Refs.
+    """
+    jaxpr = opened(body)
+    inputs = {*jaxpr.constvars, *jaxpr.invars}
+    counted: Counter[Any] = Counter()
+    on_refs: set[Any] = set()
+    for eqn in jaxpr.eqns:
+        for effect in eqn.effects:
+            if isinstance(effect, _InputEffect):
+                if effect.input in inputs:
+                    on_refs.add(effect)
+            elif not isinstance(effect, core.NamedAxisEffect):
+                counted[effect] += 1
+    return counted, on_refs

@@ -703,8 +703,7 @@ class TestPallas:
         def f(x):
             def device(y):
                 def body(c, _):
-                    s, o = self.call(kernel, True)(c)
-                    return o, ()
+                    return self.call(kernel, True)(c)[1], ()
 
                 return lax.scan(body, y, None, length=2)[0]
 
