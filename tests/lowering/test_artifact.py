@@ -155,6 +155,17 @@ def _index(edit):
     return change
 
 
+def _stamped(stamp):
+    """Another stamp, with the digests that belong to it."""
+
+    def edit(index):
+        index["stamp"] = stamp
+        index["nodes"]["stamp"] = digest_of(canonical_json(stamp).decode())
+        index["root"] = digest_of(canonical_json(index["nodes"]).decode())
+
+    return _index(edit)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -173,6 +184,10 @@ def _index(edit):
         (_index(lambda i: i.update(extra=1)), "unexpected key 'extra'"),
         (_index(lambda i: i["counts"]["ops"].update({"a.b": 7})), "counts doesn't have the digest"),
         (_index(lambda i: i.update(root="0")), "root digest"),
+        (_stamped({"jax": "\ud800"}), "surrogates not allowed"),
+        (_stamped({"\ud800": "x"}), "surrogates not allowed"),
+        (_stamped({"jax": 3}), "int where a string was wanted"),
+        (_stamped([]), "list where an object was wanted"),
     ],
 )
 def test_crafted_archives(change, message):

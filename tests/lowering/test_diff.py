@@ -293,6 +293,54 @@ def test_a_difference_in_an_unknown_construct_only_is_unknown():
     assert found.changes
 
 
+def test_an_unknown_in_a_called_function_is_met_by_its_line():
+    odd = Unknown("custom call x", "a pointer", Location("model.py", 103, "f1"))
+    a = program(MAIN, INNER, unknowns=[odd])
+    found = diff(a, program(MAIN, edited("sine", "cosine", INNER)))
+    assert found.changes[0].where_a.scope == "jit(step)/f0/jit(step)/f1"
+    assert found.verdict is Verdict.UNKNOWN
+
+
+def test_a_change_in_a_function_is_placed_at_every_call():
+    two = edited("  %4 = ", f'  %9 = "func.call"(%3) @f1 : ({T}) -> ({T})\n  %4 = ')
+    found = only(diff(program(two, INNER), program(two, edited("sine", "cosine", INNER))))
+    assert {p.scope for p in found.places} == {"jit(step)/f0/jit(step)/f1"}
+    unplaced = program(two, INNER, scope="")
+    assert diff(unplaced, unplaced).verdict is Verdict.IDENTICAL
+
+
+def test_calls_nested_deeper_than_any_stack():
+    def chain(last):
+        link = 'func.func {}\n  %0 = "func.call"() @f{} : () -> (f32)\n'
+        texts = [link.format("public", 1), *(link.format("private", n) for n in range(2, 3000))]
+        texts.append(f'func.func private\n  %0 = "{last}"() : () -> (f32)\n')
+        names = ["main", *(f"f{n}" for n in range(1, 3000))]
+        sections = tuple(Section(n, "function", t) for n, t in zip(names, texts, strict=True))
+        form = Form("exact", sections, form_digest(sections))
+        return Program({"exact": form}, {}, {}, {}, {}, Stamp({}))
+
+    found = only(diff(chain("a.b"), chain("a.c")))
+    assert (found.a, found.b) == ("a.b", "a.c")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "\n\n", "}) })\n}, {\n", '"a.b"(', '"' * 99, "({" * 500, '"a.b"() ({\n' * 900,
+        "^0(%1: f32):\n", "  ^0(", "func.func public\nfunc.func public\n", "@s1\n@s2\n",
+        '%0:70000 = "a.b"() : ()\n', '"a"(%0, %0#1, %x) <{a = "\\"}> {b} : (', "module\n",
+        '  %1 = "a.b"(%1) : f32\n', "\ttext \x00 \x1b[31m\n", '"a"() {a = <<<((({{{[[[} : ',
+    ],
+)  # fmt: skip
+def test_any_text_is_compared(text):
+    other = 'func.func public\n  "a.b"() : () -> ()\n'
+    assert diff(program_text(text), program_text(text)).verdict is Verdict.IDENTICAL
+    for a, b in ((text, other), (other, text), (text, text + "x"), (text, "y" + text)):
+        found = diff(program_text(a), program_text(b))
+        assert found.verdict is Verdict.DIFFERENT
+        assert found.changes or found.reasons
+
+
 def test_a_level_that_is_not_there():
     assert diff(BASE, BASE, level="inlined").verdict is Verdict.UNKNOWN
     with pytest.raises(InputError, match="wanted one of exact, inlined, dataflow"):
