@@ -171,6 +171,7 @@ def _stamped(stamp):
     [
         (lambda m: [*m, ("../evil", b"x")], "unexpected member '../evil'"),
         (lambda m: [*m, ("text/" + "0" * 64 + ".mlir", b"x")], "digest it is named by"),
+        (lambda m: [*m, (f"text/{digest_of('x')}.mlir", b"x")], "belong to no section"),
         (lambda m: [*m, m[-1]], "two members have one name"),
         (lambda m: m[1:], "no member index.json"),
         (lambda m: [m[0], *m[2:]], "no member locations.json"),

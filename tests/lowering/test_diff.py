@@ -150,6 +150,57 @@ def test_a_use_of_a_replaced_value_is_placed_at_its_producers():
     assert [p.line for p in kinds["operands"].places] == [6]
 
 
+def test_a_use_of_another_constant():
+    two = edited(
+        "  %3 = ",
+        f'  %9 = "stablehlo.constant"() {{value = dense<7.0> : {T}}} : () -> ({T})\n  %3 = ',
+    )
+    found = only(diff(program(two, INNER), program(two.replace("(%0, %2)", "(%0, %9)"), INNER)))
+    assert (found.op, found.detail) == ("stablehlo.multiply", "operand 1")
+    assert (found.a, found.b) == ("stablehlo.constant", "another stablehlo.constant")
+
+
+def test_moved_operations_are_paired_by_what_reads_them():
+    def text(constant, order):
+        lines = {
+            "x": f'  %12 = "a.sine"(%10) : ({T}) -> ({T})\n',
+            "y": f'  %13 = "a.sine"(%11) : ({T}) -> ({T})\n',
+            "-": "".join(f'  "a.effect{i}"() : () -> ()\n' for i in range(4)),
+        }
+        return (
+            f"func.func public\n  arg %0: {T}\n  arg %1: {T}\n"
+            f'  %2 = "stablehlo.constant"() {{value = {constant}}} : () -> ({T})\n'
+            f'  %10 = "a.multiply"(%0, %2) : ({T}, {T}) -> ({T})\n'
+            f'  %11 = "a.multiply"(%1, %2) : ({T}, {T}) -> ({T})\n'
+            + "".join(lines[which] for which in order)
+            + f'  "func.return"(%12, %13) : ({T}, {T}) -> ()\n'
+        )
+
+    found = diff(program(text("1.0", "xy-")), program(text("2.0", "-yx")))
+    assert sorted(c.kind for c in found.changes) == ["attribute", "moved", "moved"]
+
+
+def test_a_loop_that_carries_one_value_less():
+    def text(carried, returned):
+        count = len(carried.split(", "))
+        types = ", ".join([T] * count)
+        args = ", ".join(f"%{20 + i}: {T}" for i in range(count))
+        x, y = (20 + count - 2, 20 + count - 1)
+        return (
+            f"func.func public\n  arg %0: {T}\n  arg %1: {T}\n"
+            f'  %2 = "stablehlo.constant"() {{value = 1.0}} : () -> ({T})\n'
+            f'  %3:{count} = "stablehlo.while"({carried}) : ({types}) -> ({types}) ({{\n'
+            f"  ^0({args}):\n"
+            f'    %30 = "a.subtract"(%{x}, %{y}) : ({T}, {T}) -> ({T})\n'
+            f'    "stablehlo.return"({returned}%{x}, %30) : ({types}) -> ()\n'
+            "  })\n"
+            f'  "func.return"(%3#{count - 2}, %3#{count - 1}) : ({T}, {T}) -> ()\n'
+        )
+
+    found = diff(program(text("%2, %0, %1", "%20, ")), program(text("%0, %1", "")))
+    assert {c.op for c in found.changes} == {"stablehlo.while", "stablehlo.return"}
+
+
 def test_two_effects_in_another_order():
     one = '  "stablehlo.custom_call"() {call_target_name = "one"} : () -> ()\n'
     two = '  "stablehlo.custom_call"() {call_target_name = "two"} : () -> ()\n'
