@@ -77,6 +77,8 @@ class Config:
     router_dtype: jax.typing.DTypeLike = jnp.float32
     padding: bool = False
     """Whether a batch carries a mask; masked tokens are routed to no expert."""
+    scan_layers: bool = True
+    """Whether the layers are one loop in the program, or a copy each."""
     learning_rate: float = 3e-4
     sort_by_expert: Callable[[jax.Array, Config], tuple[jax.Array, jax.Array]] = sort_by_expert
 
@@ -152,7 +154,7 @@ def init_params(key: jax.Array, config: Config) -> Params:
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     """``x / rms(x) * scale`` over the last axis, computed in float32."""
     y = x.astype(jnp.float32)
-    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + 1e-6)
+    y = y * lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + 1e-6)
     return (y * scale).astype(x.dtype)
 
 
@@ -261,7 +263,11 @@ def forward(params: Params, batch: Batch, config: Config) -> jax.Array:
         y = rms_norm(x, params["moe_norm"]).reshape(-1, config.hidden)
         return x + mixture_of_experts(params, y, mask, config).reshape(x.shape), None
 
-    x, _ = lax.scan(layer, x, params["layers"])
+    if config.scan_layers:
+        x, _ = lax.scan(layer, x, params["layers"])
+    else:
+        for i in range(config.layers):
+            x, _ = layer(x, jax.tree.map(lambda stacked, i=i: stacked[i], params["layers"]))
     x = rms_norm(x, params["final_norm"])
     return (x @ params["unembedding"].astype(x.dtype)).astype(jnp.float32)
 

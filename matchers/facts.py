@@ -16,7 +16,7 @@ from ..compat.assume_range import assume_range_p
 from ..compat.bodies import BodyKey, Carried, Role, carried
 from ..compat.primitives import host_array, primitive
 from . import loops
-from .fact import UNKNOWN, Fact, default_of, join, limits, of_array
+from .fact import UNKNOWN, Fact, default_of, join, limits, of_array, of_scalar
 from .flow import inflow, outflow
 from .relations import floor_divided
 from .transfer import contradicts, is_static, rules
@@ -228,7 +228,10 @@ class _BodyAnalysis:
 
 
 def _of_literal(atom: jaxprs.Literal) -> Fact:
+    aval = atom.aval
+    if getattr(aval, "shape", None) == ():  # nearly all of them
+        return of_scalar(atom.val, aval)
     array = host_array(atom.val)
-    if array is None or array.size > _MOST_ELEMENTS or not hasattr(atom.aval, "shape"):
-        return default_of(atom.aval)
-    return of_array(array, atom.aval)
+    if array is None or array.size > _MOST_ELEMENTS or not hasattr(aval, "shape"):
+        return default_of(aval)
+    return of_array(array, aval)

@@ -178,6 +178,36 @@ def test_the_loss_falls_with_padding_and_a_bf16_router():
     assert losses[-1] < 0.4 * losses[0]
 
 
+def test_unrolled_layers_compute_the_same():
+    config = replace(TINY, layers=2, hidden=16, expert_width=8, sequence=8, batch=2)
+    params = moe.init_params(jax.random.key(0), config)
+    batch = moe.synthetic_batch(jax.random.key(1), config)
+    wanted = moe.loss_fn(params, batch, config)
+    found = moe.loss_fn(params, batch, replace(config, scan_layers=False))
+    # One float32 program compiled as a loop and operation by operation: fused differently.
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="wants four devices")
+def test_the_data_parallel_step_computes_the_same():
+    config = replace(TINY, layers=1, hidden=16, expert_width=8, sequence=8, batch=4)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    batch = moe.synthetic_batch(jax.random.key(1), config)
+    results = []
+    for place in (None, mesh):
+        state = moe.init_state(jax.random.key(0), config)
+        results.append(moe.make_train_step(config, place)(state, batch))
+    (wanted, loss), (found, parallel_loss) = results
+    # Means of means: float32 sums in another order.
+    np.testing.assert_allclose(parallel_loss, loss, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(wanted.params), strict=True):
+        # AdamW's first step is the learning rate times the gradient's sign, so where a gradient
+        # is all but zero the step may be anything up to its own size.
+        differs = np.abs(a - b) > 1e-5
+        assert differs.mean() < 0.01
+        assert np.max(np.abs(a - b)) <= 2.1 * config.learning_rate
+
+
 @contextmanager
 def as_tpu(monkeypatch):
     device = AbstractDevice("TPU7x", 1, "tpu")
