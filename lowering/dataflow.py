@@ -269,8 +269,6 @@ class _Numbering:
         counter, bound = test.operands
         if counter not in cond.args or self._levels[bound] >= depth:
             return False
-        if self._types[counter] not in ("tensor<i32>", "tensor<i64>"):
-            return False
         update = self._makers[step.roots[cond.args.index(counter)]]
         if update is None or update.op.name != "stablehlo.add" or counter not in update.operands:
             return False

@@ -249,6 +249,10 @@ def test_a_counted_loop_that_nothing_reads_is_dropped(normal):
     assert "stablehlo.while" not in normal(text).forms["dataflow"].sections[1].text
 
 
+MOVING_BOUND = """%more = stablehlo.constant dense<5> : tensor<i32>
+        %bound = stablehlo.add %k, %more : tensor<i32>"""
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -257,6 +261,7 @@ def test_a_counted_loop_that_nothing_reads_is_dropped(normal):
         ("stablehlo.add %k, %one", "stablehlo.multiply %k, %one"),
         ("%one = stablehlo.constant dense<1>", "%one = stablehlo.constant dense<0>"),
         ("stablehlo.add %k, %one", "stablehlo.add %one, %one"),
+        ("%bound = stablehlo.constant dense<10> : tensor<i32>", MOVING_BOUND),
     ],
 )
 def test_a_loop_without_a_visible_end_is_kept(old, new, normal):
@@ -266,7 +271,7 @@ def test_a_loop_without_a_visible_end_is_kept(old, new, normal):
     assert "stablehlo.while" in kept
 
 
-def test_a_value_stays_inside_a_manual_computation(digests):
+def test_a_value_stays_inside_a_manual_computation(digests, normal):
     def text(inside, outside, used):
         return f"""
 module {{
@@ -288,6 +293,10 @@ module {{
     assert inside != digests(text(iota, "", "%a"))["dataflow"]
     twice = text(f"{iota}\n%jo = stablehlo.iota dim = 0 : tensor<2xf32>", "", "%jo")
     assert inside == digests(twice)["dataflow"]
+    lines = normal(text(iota, "", "%io")).forms["dataflow"].sections[1].text.splitlines()
+    [iota_line] = [i for i, line in enumerate(lines) if "stablehlo.iota" in line]
+    [region_line] = [i for i, line in enumerate(lines) if "sdy.manual_computation" in line]
+    assert region_line < iota_line
 
 
 def test_nested_loops_pass_invariants_through(digests):

@@ -125,3 +125,24 @@ def test_equal_functions_that_stay_are_merged_at_dataflow(digests, normal):
     assert digests(one)["inlined"] != digests(two)["inlined"]
     assert digests(one)["dataflow"] == digests(two)["dataflow"]
     assert normal(two).ledger["function-merged"] == 1
+
+
+def test_which_function_a_call_calls_is_compared(digests):
+    def sequence(*names):
+        calls = "".join(
+            f"%v{i + 1} = call @{name}(%v{i}) : (tensor<4xf32>) -> tensor<4xf32>\n"
+            for i, name in enumerate(names)
+        ).replace("%v0", "%x")
+        bodies = "".join(
+            f"func.func private @{name}(%x: tensor<4xf32>) -> tensor<4xf32> {{\n"
+            f"%0 = stablehlo.{op} %x : tensor<4xf32>\nreturn %0 : tensor<4xf32>\n}}\n"
+            for name, op in (("a", "sine"), ("b", "cosine"))
+        )
+        return (
+            "module {\nfunc.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
+            f"{calls}return %v{len(names)} : tensor<4xf32>\n}}\n{bodies}}}\n"
+        )
+
+    variants = [sequence(*names) for names in ("aab", "aba", "abb", "baa", "bba", "bab")]
+    for level in ("exact", "inlined", "dataflow"):
+        assert len({digests(text)[level] for text in variants}) == len(variants)

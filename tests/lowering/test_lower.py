@@ -255,15 +255,29 @@ def test_a_flag_that_changes_lowering_shows_in_the_stamp():
     assert forms(before) != forms(after)
 
 
-def test_hoisted_constants_are_compared():
-    def program(value):
-        big = jnp.arange(1000.0).at[500].set(value)
-        return lower(lambda x: x[0, 0] + big, X)
+HOISTED = """
+import json
+import jax, jax.numpy as jnp
+from relower.lowering import LEVELS, lower
 
-    with jax._src.config.use_simplified_jaxpr_constants(True):
-        one, same, other = program(1.0), program(1.0), program(2.0)
-    assert forms(one) == forms(same)
-    assert all(forms(one)[level] != forms(other)[level] for level in LEVELS)
+def program(value):
+    big = jnp.arange(1000.0).at[500].set(value)
+    made = lower(lambda x: x[0, 0] + big, jax.ShapeDtypeStruct((8, 16), jnp.float32))
+    assert "jax.const" in made.forms["exact"].sections[1].text
+    return [made.forms[level].digest for level in LEVELS]
+
+print(json.dumps([program(1.0), program(1.0), program(2.0)]))
+"""
+
+
+def test_hoisted_constants_are_compared():
+    # jax reads this setting when it is imported.
+    environment = {**os.environ, "JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
+    command = [sys.executable, "-c", HOISTED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    one, same, other = json.loads(done.stdout)
+    assert one == same
+    assert all(a != b for a, b in zip(one, other, strict=True))
 
 
 def test_global_state_is_as_it_was():
