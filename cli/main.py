@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 from ..lowering.errors import InputError
 
@@ -30,6 +34,10 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``relower`` with ``argv`` and returns the exit code; `sys.argv` where it is None."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
+    previous = _end_on(signal.SIGTERM)
     try:
         options = build_parser(arguments).parse_args(arguments)
         code: int = options.run(options)
@@ -44,6 +52,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone; keep the interpreter from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNDECIDED
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _end_on(number: signal.Signals) -> Any:
+    """Lets a signal unwind the stack, which ends the children; returns the handler it had."""
+
+    def end(*_: Any) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(number, end)
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

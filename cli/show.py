@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from rich.text import Text
 from ..lowering.program import Location
 
 WIDTH_WHEN_PIPED = 100
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What could move the cursor or recolour a terminal; artifacts may come from strangers."""
 
 
 def console() -> Console:
@@ -44,6 +48,8 @@ def status(text: str) -> Iterator[None]:
 def indented(out: Console, text: str | Text, by: int = 2) -> None:
     """Prints ``text`` wrapped at the width, every line indented alike and nothing cut."""
     body = Text(text) if isinstance(text, str) else text
+    if _CONTROL.search(body.plain):
+        body = Text(_CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", body.plain))
     width = max(20, out.width - by)
     for line in body.wrap(out, width, overflow="fold", no_wrap=False):
         line.rstrip()

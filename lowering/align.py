@@ -67,7 +67,7 @@ def common(
             edges = [(a0 - 1, b0 - 1), *anchors, (a1, b1)]
             for (i, j), (k, m) in pairwise(edges):
                 gaps.append((i + 1, k, j + 1, m))
-        elif budget.take(cells):
+        elif not set(a[a0:a1]).isdisjoint(b[b0:b1]) and budget.take(cells):
             found.extend(_longest(a, b, a0, a1, b0, b1))
     return sorted(found)
 

@@ -190,6 +190,8 @@ def _keys(value: dict[str, Any], wanted: set[str], what: str) -> None:
 def _dict(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Malformed(f"{what}: {type(value).__name__} where an object was wanted")
+    for key in value:
+        _string(key, what)
     return value
 
 
@@ -202,6 +204,7 @@ def _list(value: Any, what: str) -> list[Any]:
 def _string(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise Malformed(f"{what}: {type(value).__name__} where a string was wanted")
+    value.encode()  # half of a surrogate pair is valid JSON, and can't be printed
     return value
 
 

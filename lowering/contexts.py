@@ -10,6 +10,8 @@ from .program import Location
 
 MAX_CONTEXTS = 200
 """Call paths that are followed for one function; a change below more of them counts as unplaced."""
+MAX_DEPTH = 100
+"""Calls within calls that are followed; what lies deeper counts as unplaced."""
 
 Pair = tuple[str, str]
 Places = tuple[Location | None, Location | None]
@@ -27,13 +29,15 @@ class Contexts:
         """Records one call."""
         self._edges[callee].append((caller, places))
 
-    def of(self, pair: Pair) -> tuple[Places, ...]:
+    def of(self, pair: Pair, depth: int = 0) -> tuple[Places, ...]:
         """The call sites of a pair as seen from the entry; empty for what nothing calls."""
+        if depth > MAX_DEPTH:
+            return ((None, None),)
         if pair not in self._known:
             self._known[pair] = ()  # a recursive function adds nothing to its own contexts
             found: dict[Places, None] = {}
             for caller, (a, b) in self._edges.get(pair, ()):
-                for outer_a, outer_b in self.of(caller) or ((None, None),):
+                for outer_a, outer_b in self.of(caller, depth + 1) or ((None, None),):
                     found[composed(outer_a, a), composed(outer_b, b)] = None
                     if len(found) > MAX_CONTEXTS:
                         found = {(None, None): None}

@@ -152,18 +152,22 @@ def _explained(base: Difference, sections: tuple[Sections, Sections]) -> Differe
 
 
 def _is_unknown(change: Change, unknowns: Sequence[tuple[str, Unknown]]) -> bool:
-    """Whether a change stands at a construct that was recorded as unknown."""
+    """Whether a change may stand at a construct that was recorded as unknown.
+
+    A construct is met by its source line where it has one, whatever else stands there, else by its
+    name: too often rather than too seldom.
+    """
+    lines = {(w.file, w.line) for w in (change.where_a, change.where_b) if w is not None}
+    said = (change.op, change.detail, change.a, change.b)
     for _, unknown in unknowns:
-        if change.section_kind == "kernel" and unknown.construct == f"kernel {change.section}":
+        construct, where = unknown.construct, unknown.where
+        if change.section_kind == "kernel" and construct == f"kernel {change.section}":
             return True
-        if change.op == unknown.construct:
+        if where is not None and where.line is not None and (where.file, where.line) in lines:
             return True
-        where = unknown.where
-        if (
-            where is not None
-            and where.line is not None
-            and where in (change.where_a, change.where_b)
-        ):
+        if construct.startswith("custom call ") and change.op.endswith(".custom_call"):
+            return True
+        if any(construct in text for text in said):
             return True
     return False
 

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -237,15 +239,41 @@ def test_gate(capfd):
     assert json.loads(out)["exit_code"] == 1
 
 
-def test_interrupted(monkeypatch, capfd):
-    from relower.gates import child
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted(number, code):
+    Path("begun").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "relower.cli.main", "lower", "cases.py:sleeps"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        while not Path("begun").exists():  # the child writes its own process id when it sleeps
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(number)
+        out, err = run.communicate()
+    assert (run.returncode, out, err) == (code, b"", b"")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path("begun").read_text()), 0)
 
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(child.subprocess.Popen, "communicate", interrupt)
-    _, err = said(capfd, "lower", "cases.py:base", code=130)
-    assert err == ""
+def test_control_characters_do_not_reach_the_terminal(capfd):
+    from dataclasses import replace
+
+    from relower.lowering.artifact import load, save
+    from relower.lowering.program import Unknown
+
+    found = load("base.program")
+    save(replace(found, unknowns=(Unknown("odd\x1b[2J", "unheard of"),)), "odd.program")
+    out, _ = said(capfd, "diff", "odd.program", "odd.program", code=2)
+    assert "\x1b" not in out
+    assert "odd\\x1b[2J in a: unheard of" in out
+
+
+def test_a_terminal_that_knows_ascii_only(folder):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "relower.cli.main", "gate", "one.toml"]
+    Path("one.toml").write_text(GATE)
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "1 of 1 identical, 1 of 1 controls differ" in run.stdout
 
 
 def test_a_reader_that_leaves():

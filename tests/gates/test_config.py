@@ -1,5 +1,7 @@
 """Reading ``relower.toml``: every mistake is one line that names the key."""
 
+from pathlib import Path
+
 import pytest
 
 from relower.gates.config import load_matrix
@@ -107,3 +109,26 @@ def test_a_program_without_cells(tmp_path):
 
 def test_an_empty_file_is_a_matrix_without_cells(tmp_path):
     assert matrix(tmp_path, "").cells == ()
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_projects_own_gate():
+    found = load_matrix(ROOT / "relower.toml")
+    assert {cell.identical for cell in found.cells} == {True, False}
+    for node in found.nodes():
+        file, _, name = node.spec.rpartition(":")
+        assert f"def {name}(" in (ROOT / file).read_text(), node.spec
+
+
+def test_the_example_in_the_documentation(tmp_path):
+    page = (ROOT / "docs" / "gate.md").read_text()
+    found = matrix(tmp_path, page.split("```toml\n")[1].split("```")[0])
+    assert [cell.name for cell in found.cells] == [
+        "moe: plain+packed = by_hand (dataflow)",
+        "moe: plain+packed ≠ plain (inlined)",
+        "moe: plain+default ≠ plain (inlined)",
+    ]
+    small = page.partition("small = ")[2].partition("\n")[0]
+    assert all(key in small for key in ("case", "args", "mesh", "target"))

@@ -155,11 +155,23 @@ def _index(edit):
     return change
 
 
+def _stamped(stamp):
+    """Another stamp, with the digests that belong to it."""
+
+    def edit(index):
+        index["stamp"] = stamp
+        index["nodes"]["stamp"] = digest_of(canonical_json(stamp).decode())
+        index["root"] = digest_of(canonical_json(index["nodes"]).decode())
+
+    return _index(edit)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda m: [*m, ("../evil", b"x")], "unexpected member '../evil'"),
         (lambda m: [*m, ("text/" + "0" * 64 + ".mlir", b"x")], "digest it is named by"),
+        (lambda m: [*m, (f"text/{digest_of('x')}.mlir", b"x")], "belong to no section"),
         (lambda m: [*m, m[-1]], "two members have one name"),
         (lambda m: m[1:], "no member index.json"),
         (lambda m: [m[0], *m[2:]], "no member locations.json"),
@@ -173,6 +185,10 @@ def _index(edit):
         (_index(lambda i: i.update(extra=1)), "unexpected key 'extra'"),
         (_index(lambda i: i["counts"]["ops"].update({"a.b": 7})), "counts doesn't have the digest"),
         (_index(lambda i: i.update(root="0")), "root digest"),
+        (_stamped({"jax": "\ud800"}), "surrogates not allowed"),
+        (_stamped({"\ud800": "x"}), "surrogates not allowed"),
+        (_stamped({"jax": 3}), "int where a string was wanted"),
+        (_stamped([]), "list where an object was wanted"),
     ],
 )
 def test_crafted_archives(change, message):

@@ -150,6 +150,57 @@ def test_a_use_of_a_replaced_value_is_placed_at_its_producers():
     assert [p.line for p in kinds["operands"].places] == [6]
 
 
+def test_a_use_of_another_constant():
+    two = edited(
+        "  %3 = ",
+        f'  %9 = "stablehlo.constant"() {{value = dense<7.0> : {T}}} : () -> ({T})\n  %3 = ',
+    )
+    found = only(diff(program(two, INNER), program(two.replace("(%0, %2)", "(%0, %9)"), INNER)))
+    assert (found.op, found.detail) == ("stablehlo.multiply", "operand 1")
+    assert (found.a, found.b) == ("stablehlo.constant", "another stablehlo.constant")
+
+
+def test_moved_operations_are_paired_by_what_reads_them():
+    def text(constant, order):
+        lines = {
+            "x": f'  %12 = "a.sine"(%10) : ({T}) -> ({T})\n',
+            "y": f'  %13 = "a.sine"(%11) : ({T}) -> ({T})\n',
+            "-": "".join(f'  "a.effect{i}"() : () -> ()\n' for i in range(4)),
+        }
+        return (
+            f"func.func public\n  arg %0: {T}\n  arg %1: {T}\n"
+            f'  %2 = "stablehlo.constant"() {{value = {constant}}} : () -> ({T})\n'
+            f'  %10 = "a.multiply"(%0, %2) : ({T}, {T}) -> ({T})\n'
+            f'  %11 = "a.multiply"(%1, %2) : ({T}, {T}) -> ({T})\n'
+            + "".join(lines[which] for which in order)
+            + f'  "func.return"(%12, %13) : ({T}, {T}) -> ()\n'
+        )
+
+    found = diff(program(text("1.0", "xy-")), program(text("2.0", "-yx")))
+    assert sorted(c.kind for c in found.changes) == ["attribute", "moved", "moved"]
+
+
+def test_a_loop_that_carries_one_value_less():
+    def text(carried, returned):
+        count = len(carried.split(", "))
+        types = ", ".join([T] * count)
+        args = ", ".join(f"%{20 + i}: {T}" for i in range(count))
+        x, y = (20 + count - 2, 20 + count - 1)
+        return (
+            f"func.func public\n  arg %0: {T}\n  arg %1: {T}\n"
+            f'  %2 = "stablehlo.constant"() {{value = 1.0}} : () -> ({T})\n'
+            f'  %3:{count} = "stablehlo.while"({carried}) : ({types}) -> ({types}) ({{\n'
+            f"  ^0({args}):\n"
+            f'    %30 = "a.subtract"(%{x}, %{y}) : ({T}, {T}) -> ({T})\n'
+            f'    "stablehlo.return"({returned}%{x}, %30) : ({types}) -> ()\n'
+            "  })\n"
+            f'  "func.return"(%3#{count - 2}, %3#{count - 1}) : ({T}, {T}) -> ()\n'
+        )
+
+    found = diff(program(text("%2, %0, %1", "%20, ")), program(text("%0, %1", "")))
+    assert {c.op for c in found.changes} == {"stablehlo.while", "stablehlo.return"}
+
+
 def test_two_effects_in_another_order():
     one = '  "stablehlo.custom_call"() {call_target_name = "one"} : () -> ()\n'
     two = '  "stablehlo.custom_call"() {call_target_name = "two"} : () -> ()\n'
@@ -291,6 +342,54 @@ def test_a_difference_in_an_unknown_construct_only_is_unknown():
     assert found.verdict is Verdict.UNKNOWN
     assert "may be noise" in found.reasons[0]
     assert found.changes
+
+
+def test_an_unknown_in_a_called_function_is_met_by_its_line():
+    odd = Unknown("custom call x", "a pointer", Location("model.py", 103, "f1"))
+    a = program(MAIN, INNER, unknowns=[odd])
+    found = diff(a, program(MAIN, edited("sine", "cosine", INNER)))
+    assert found.changes[0].where_a.scope == "jit(step)/f0/jit(step)/f1"
+    assert found.verdict is Verdict.UNKNOWN
+
+
+def test_a_change_in_a_function_is_placed_at_every_call():
+    two = edited("  %4 = ", f'  %9 = "func.call"(%3) @f1 : ({T}) -> ({T})\n  %4 = ')
+    found = only(diff(program(two, INNER), program(two, edited("sine", "cosine", INNER))))
+    assert {p.scope for p in found.places} == {"jit(step)/f0/jit(step)/f1"}
+    unplaced = program(two, INNER, scope="")
+    assert diff(unplaced, unplaced).verdict is Verdict.IDENTICAL
+
+
+def test_calls_nested_deeper_than_any_stack():
+    def chain(last):
+        link = 'func.func {}\n  %0 = "func.call"() @f{} : () -> (f32)\n'
+        texts = [link.format("public", 1), *(link.format("private", n) for n in range(2, 3000))]
+        texts.append(f'func.func private\n  %0 = "{last}"() : () -> (f32)\n')
+        names = ["main", *(f"f{n}" for n in range(1, 3000))]
+        sections = tuple(Section(n, "function", t) for n, t in zip(names, texts, strict=True))
+        form = Form("exact", sections, form_digest(sections))
+        return Program({"exact": form}, {}, {}, {}, {}, Stamp({}))
+
+    found = only(diff(chain("a.b"), chain("a.c")))
+    assert (found.a, found.b) == ("a.b", "a.c")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "\n\n", "}) })\n}, {\n", '"a.b"(', '"' * 99, "({" * 500, '"a.b"() ({\n' * 900,
+        "^0(%1: f32):\n", "  ^0(", "func.func public\nfunc.func public\n", "@s1\n@s2\n",
+        '%0:70000 = "a.b"() : ()\n', '"a"(%0, %0#1, %x) <{a = "\\"}> {b} : (', "module\n",
+        '  %1 = "a.b"(%1) : f32\n', "\ttext \x00 \x1b[31m\n", '"a"() {a = <<<((({{{[[[} : ',
+    ],
+)  # fmt: skip
+def test_any_text_is_compared(text):
+    other = 'func.func public\n  "a.b"() : () -> ()\n'
+    assert diff(program_text(text), program_text(text)).verdict is Verdict.IDENTICAL
+    for a, b in ((text, other), (other, text), (text, text + "x"), (text, "y" + text)):
+        found = diff(program_text(a), program_text(b))
+        assert found.verdict is Verdict.DIFFERENT
+        assert found.changes or found.reasons
 
 
 def test_a_level_that_is_not_there():
