@@ -1,10 +1,10 @@
 """The kernel cases lower for the TPU, decode, and differ where they say they do."""
 
-import kernels
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+import kernels
 from relower.lowering import lower
 
 NAMES = {
