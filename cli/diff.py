@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -76,13 +77,7 @@ def program(options: argparse.Namespace, what: str, passes: str | None) -> Progr
 def show(out: Console, found: Difference, limit: int | None = GROUPS_SHOWN) -> None:
     """Prints a difference: what and where first, the verdict last."""
     groups = found.groups[:limit]
-    section = ""
-    for group in groups:
-        title = f"{group.first.section_kind} {group.first.section}"
-        if title != section:
-            section = title
-            out.print(Text(title, style="bold"))
-        show_group(out, group)
+    show_groups(out, groups)
     if len(groups) < len(found.groups):
         rest = plural(len(found.groups) - len(groups), "more group")
         out.print(f"… and {rest} of differences; --all prints them, --json holds all")
@@ -113,6 +108,17 @@ def verdict_line(found: Difference) -> Text:
                         if any(c.section_kind != "kernel" for c in found.changes)
                         else f", all in kernels {', '.join(sorted(kernels))}")  # fmt: skip
     return text
+
+
+def show_groups(out: Console, groups: Sequence[Group], by: int = 0) -> None:
+    """Prints groups under the names of their functions and kernels."""
+    section = ""
+    for group in groups:
+        title = f"{group.first.section_kind} {group.first.section}"
+        if title != section:
+            section = title
+            indented(out, Text(title, style="bold"), by)
+        show_group(out, group, by + 2)
 
 
 def show_group(out: Console, group: Group, by: int = 2) -> None:

@@ -12,6 +12,8 @@ from ..gates.child import run
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job
 from .show import console, indented, plural, print_json, source_text, status
 
+SCOPES_SHOWN = 3
+
 
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
@@ -41,8 +43,8 @@ def show(out: Console, report: dict[str, Any], case: str) -> None:
         if sites:
             out.print()
             out.print(Text(f"{status_name} ({len(sites)})", style=f"bold {style}"))
-        for site in sites:
-            _site(out, site)
+        for alike in _grouped(sites):
+            _sites(out, alike)
     if report["coverage"]:
         out.print()
         out.print(Text("not looked into", style="bold"))
@@ -62,15 +64,34 @@ def show(out: Console, report: dict[str, Any], case: str) -> None:
     )
 
 
-def _site(out: Console, site: dict[str, Any]) -> None:
-    calls = f"  run by {site['calls']} equations" if site["calls"] > 1 else ""
-    head = f"{site['primitive']} → {site['type']}{calls}"
-    indented(out, Text.assemble((site["pass"], "bold"), "  ", head))
-    indented(out, Text(source_text(site["source"]), style="cyan"), 4)
-    if site["scope"]:
-        indented(out, Text(site["scope"], style="dim"), 4)
-    for reason in site["reasons"]:
+def _grouped(sites: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Sites of one pass at one source line that end alike, in the order found."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for site in sites:
+        codes = tuple(reason["code"] for reason in site["reasons"])
+        key = (site["pass"], site["primitive"], site["source"], codes)
+        found.setdefault(key, []).append(site)
+    return list(found.values())
+
+
+def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
+    first = sites[0]
+    types = ", ".join(dict.fromkeys(site["type"] for site in sites))
+    places = sum(site["calls"] for site in sites)
+    head = Text.assemble((first["pass"], "bold"), f"  {first['primitive']} → {types}")
+    if places > 1:
+        head.append(f"  {places} equations")
+    indented(out, head)
+    indented(out, Text(source_text(first["source"]), style="cyan"), 4)
+    scopes = [scope for scope in dict.fromkeys(site["scope"] for site in sites) if scope]
+    for scope in scopes[:SCOPES_SHOWN]:
+        indented(out, Text(scope, style="dim"), 4)
+    if len(scopes) > SCOPES_SHOWN:
+        indented(out, Text(f"and {plural(len(scopes) - SCOPES_SHOWN, 'more scope')}", "dim"), 4)
+    for index, reason in enumerate(first["reasons"]):
         indented(out, Text.assemble((reason["code"], "yellow"), f": {reason['sentence']}"), 4)
         for name in ("found", "wanted"):
-            if reason[name]:
-                indented(out, Text(f"{name:6} {reason[name]}"), 6)
+            values = dict.fromkeys(site["reasons"][index][name] for site in sites)
+            text = "; or ".join(value for value in values if value)
+            if text:
+                indented(out, Text(f"{name:6} {text}"), 6)

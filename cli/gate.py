@@ -12,9 +12,9 @@ from rich.text import Text
 
 from ..gates.config import load_matrix
 from ..gates.matrix import CellResult, GateResult, run_matrix, steps
-from .diff import show_group
+from .diff import show_groups
 from .options import Subparsers, add_command
-from .show import console, indented, print_json
+from .show import console, indented, plural, print_json
 
 _MARK = {"holds": ("✓", "green"), "broken": ("✗", "red"), "undecided": ("?", "yellow")}
 GROUPS_SHOWN = 5
@@ -55,12 +55,11 @@ def _cell(out: Console, result: CellResult) -> None:
         indented(out, Text(message), 4)
     unwanted = result.status != "holds" and result.difference is not None
     if unwanted and result.difference is not None:
-        for group in result.difference.groups[:GROUPS_SHOWN]:
-            indented(out, Text(f"{group.first.section_kind} {group.first.section}"), 4)
-            show_group(out, group, 6)
+        show_groups(out, result.difference.groups[:GROUPS_SHOWN], 4)
         rest = len(result.difference.groups) - GROUPS_SHOWN
         if rest > 0:
-            indented(out, Text(f"… and {rest} more groups; --json holds all"), 4)
+            what = plural(rest, "more group")
+            indented(out, Text(f"… and {what} of differences; --json holds all"), 4)
 
 
 @contextmanager

@@ -51,7 +51,10 @@ def indented(out: Console, text: str | Text, by: int = 2) -> None:
 
 
 def relative(path: str) -> str:
-    """``path`` as seen from the current folder where it lies below it."""
+    """``path`` as seen from the current folder, or from where packages are installed."""
+    _, installed, inside = path.rpartition("site-packages/")
+    if installed:
+        return inside
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:

@@ -80,9 +80,7 @@ def _checked(*args: Any, lo: Any, hi: Any) -> tuple[Any, Any]:
     outside = jnp.logical_not((x >= lo) & (x <= hi)).reshape(-1)  # so that NaN is outside
     found = x.reshape(-1)[jnp.argmax(outside)]
     message = f"assume_range: found {{found}}, wanted a value in [{lo}, {hi}]"
-    failure = checkify.FailedCheckError(  # type: ignore[no-untyped-call]
-        current().traceback, message, found=found
-    )
+    failure = checkify.FailedCheckError(current().traceback, message, found=found)
     fail: Any = checkify.assert_func
     return fail(*context, error, outside.any(), failure), result
 

@@ -60,14 +60,14 @@ def page(rewrite: Pass) -> str:
         f"Each application lowers the number of {rewrite.measure}, so rewriting ends.",
         "## What must hold",
         "\n".join(f"- `{r.code}`: {r.sentence}" for r in rewrite.requirements),
-        "A site that fails a requirement is declined with that code, the value found, and the user's "
-        "source line.",
+        "A site that fails a requirement is declined with that code, the value found, and the "
+        "user's source line.",
         "## Before",
         _code(rewrite.before),
         "## After",
         _code(rewrite.after),
-        "`relower` turns the first into the second: the tests prove that both lower to the same TPU "
-        "program at level `inlined`.",
+        "`relower` turns the first into the second: the tests prove that both lower to the same "
+        "TPU program at level `inlined`.",
         "## Equations",
         *(_table(rewrite, example) for example in rewrite.examples()),
     ]
@@ -79,7 +79,7 @@ def _sentence(rewrite: Pass) -> str:
     return {
         "bitwise": "the same bits, NaN payloads and the sign of zero included.",
         "value": "equal as numbers; the sign of a zero and NaN payloads may differ.",
-        "rounding": "one rounding stands at a different point; the error is at most 1.10× as large.",
+        "rounding": "one rounding stands elsewhere; the error is at most 1.10× as large.",
     }[rewrite.contract.value]
 
 

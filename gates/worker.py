@@ -172,7 +172,8 @@ def _not_applicable(error: BaseException | None) -> BaseException | None:
 
 
 def _one_line(message: object) -> str:
-    return "; ".join(line.strip() for line in str(message).splitlines() if line.strip())
+    lines = [line.strip() for line in str(message).splitlines() if line.strip()]
+    return "; ".join(lines).replace(":; ", ": ")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..compat.mlir import channel_handle
-from .ir import reference
+from .ir import key_text, reference
 from .program import digest_of
 
 MESH_MARK = "\x01mesh "
@@ -55,7 +55,7 @@ class AttributePrinter:
             return "[" + ", ".join(self.text(item) for item in attribute) + "]"
         if kind == "DictAttr" and ("@" in text or "channel_handle" in text):
             items = sorted((item.name, self.text(item.attr)) for item in attribute)
-            return "{" + ", ".join(f"{name} = {value}" for name, value in items) + "}"
+            return "{" + ", ".join(f"{key_text(name)} = {value}" for name, value in items) + "}"
         return self._checked(attribute, _mesh_references(text))
 
     def _checked(self, attribute: Any, text: str) -> str:
@@ -91,7 +91,7 @@ def _outside_quotes(text: str) -> list[str]:
 
 
 def _shorten(text: str, attribute: Any) -> str:
-    if len(text) <= _LARGE:
+    if len(text) <= _LARGE or "\0" in text:
         return text
     suffix = f" : {attribute.type}" if hasattr(attribute, "type") else ""
     return f"sha256<{digest_of(text)}, {len(text)} characters>{suffix}"

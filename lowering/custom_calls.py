@@ -40,6 +40,8 @@ def read_config(raw: str, body_token: str) -> Config | None:
 
     ``body_token`` takes the place of the kernel's body. Debug locations are left out.
     """
+    if "\\u0000" in raw or "\0" in raw:
+        return None  # it could pass for a reference; the text is compared as it is
     try:
         config = json.loads(raw, object_pairs_hook=_no_duplicates)
     except (ValueError, _DuplicateKey):
@@ -83,13 +85,16 @@ def is_pure(op: Op, target: str) -> bool:
     return target in _PURE_TARGETS and not declared and not calls_functions
 
 
-def unknown_reason(op: Op, target: str) -> str | None:
-    """Why a call can't be compared by its text, or None where it can."""
+def unknown_reason(op: Op, target: str, configs: dict[str, str]) -> str | None:
+    """Why a call can't be compared by its text, or None where it can.
+
+    ``configs`` holds the whole text of each backend config by the attribute's name.
+    """
     if "callback" in target.lower():
         return "the callback is a pointer into the process that traced; two of them look alike"
     if op.kernel is None:
-        for name in ("backend_config", "mhlo.backend_config"):
-            found = _ADDRESS.search(op.attrs.get(name, ""))
+        for name, text in configs.items():
+            found = _ADDRESS.search(text)
             if found:
                 return f"its {name} holds {found.group()}, which may be an address"
     return None

@@ -209,7 +209,9 @@ class _Numbering:
         inits = [self._numbers[value] for value in op.operands]
         body = op.regions[1][0]
         passed = body.ops[-1].operands
-        invariant = {i for i, arg in enumerate(body.args) if passed[i] == arg}
+        # An attribute may speak of the carried values by position, so then all of them stay.
+        all_stay = bool(op.attrs)
+        invariant = {i for i, arg in enumerate(body.args) if passed[i] == arg and not all_stay}
         while True:
             keep = [i for i in range(len(inits)) if i not in invariant]
             cond, step = self._loop_regions(op, inits, keep, scope)
@@ -219,7 +221,7 @@ class _Numbering:
                 for i, root in zip(keep, step.roots, strict=True)
                 if root in (self._numbers[body.args[i]], inits[i])
             }
-            if not found:
+            if not found or all_stay:
                 break
             invariant |= found
         self._invariants[id(op)] = len(invariant)

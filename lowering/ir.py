@@ -12,15 +12,22 @@ look like one. The printer of this package numbers them in order of first use.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 
+_PLAIN_KEY = re.compile(r"[A-Za-z_][\w.$-]*")
 REFERENCE = re.compile("\0([^\0]*)\0([^\0]*)\0")
 
 
 def reference(kind: str, key: str) -> str:
     """The text that stands for a name of ``kind`` until the printer numbers it."""
     return f"\0{kind}\0{key}\0"
+
+
+def key_text(name: str) -> str:
+    """The name of an attribute as text; one that isn't plain is quoted, so no two look alike."""
+    return name if _PLAIN_KEY.fullmatch(name) else json.dumps(name)
 
 
 @dataclass(slots=True)

@@ -194,9 +194,15 @@ def describe(error: BaseException) -> str:
 
 
 def user_line(error: BaseException) -> str | None:
-    """``file:line`` of the innermost frame that is neither jax's nor this package's."""
+    """``file:line`` of the innermost frame that is neither jax's nor this package's.
+
+    An error of lowering carries, as its cause, the stack of the line that was traced.
+    """
     from ..compat.queries import JAX_ROOT
 
+    if type(error.__cause__).__name__ == "JaxStackTraceBeforeTransformation":
+        assert error.__cause__ is not None
+        error = error.__cause__
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = frame.filename
         if path.startswith((JAX_ROOT, "<")) or is_own_file(path):

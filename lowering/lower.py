@@ -13,7 +13,7 @@ from ..compat.mlir import mosaic_version
 from .as_target import as_target
 from .case import Case, case
 from .errors import InputError
-from .load import describe
+from .load import describe, user_line
 from .normalize import normalize
 from .program import LEVELS, Level, Program, Stamp, Unknown
 from .targets import (
@@ -24,6 +24,7 @@ from .targets import (
     make_mesh,
     mesh_context,
     parse_target,
+    topology_devices,
 )
 
 
@@ -92,7 +93,7 @@ def stage(chosen: Case, target: Target, mesh: Any, route: Route) -> tuple[Any, t
     Raises:
         InputError: as for `lower`.
     """
-    devices = target.devices() if route == "abstract" else list(mesh.devices.flat)
+    devices = target.devices() if route == "abstract" else topology_devices(target)
     with as_target(devices) as queries:
         lowered = _staged(chosen, mesh)
     return lowered, tuple(queries)
@@ -119,6 +120,12 @@ def _staged(chosen: Case, mesh: Any) -> Any:
         with mesh_context(mesh):
             return traced.lower(lowering_platforms=("tpu",))
     except Exception as error:
+        if "is different from the lowering platform" in str(error):
+            where = user_line(error) or "an unknown line"
+            raise InputError(
+                f"{name} can't be lowered without a TPU: jax asks for one at a host callback "
+                f"(jax.debug.print, pure_callback, io_callback) at {where}"
+            ) from error
         raise InputError(f"{name} can't be lowered for the TPU: {describe(error)}") from error
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import custom_calls
 from .attributes import MESH_MARK, AttributePrinter
-from .ir import Block, Function, Module, Op
+from .ir import Block, Function, Module, Op, key_text
 from .ledger import Ledger
 from .locations import LocationTable
 from .program import Unknown
@@ -22,6 +22,7 @@ PROGRAM_DIALECTS = frozenset({"builtin", "chlo", "func", "sdy", "stablehlo"})
 KERNEL_DIALECTS = frozenset(
     {"affine", "arith", "builtin", "cf", "func", "llvm", "math", "memref", "scf", "tpu", "vector"}
 )
+_CONFIGS = ("backend_config", "mhlo.backend_config")
 _SYMBOL_ATTRS = frozenset({"sym_name", "arg_attrs", "res_attrs", "sym_visibility"})
 
 
@@ -62,7 +63,8 @@ class Reader:
         """The module's plain data. Meshes must bear the names that `mark_meshes` gives."""
         for name in module.operation.attributes:
             if name not in ("sym_name", "sym_visibility"):
-                self._module.attrs[name] = self._printer.text(module.operation.attributes[name])
+                text = self._printer.text(module.operation.attributes[name])
+                self._module.attrs[key_text(name)] = text
         self._module.attrs = dict(sorted(self._module.attrs.items()))
         for view in module.body.operations:
             self._top_level(view.operation)
@@ -84,13 +86,13 @@ class Reader:
     def _attrs(self, op: Any) -> dict[str, str]:
         text = self._printer.text
         attributes = op.attributes
-        return {name: text(attributes[name]) for name in sorted(attributes)}
+        return {key_text(name): text(attributes[name]) for name in sorted(attributes)}
 
     def _function(self, op: Any) -> Function:
         attributes = op.attributes
         visibility = attributes["sym_visibility"].value if "sym_visibility" in attributes else None
         attrs = {
-            name: self._printer.text(attributes[name])
+            key_text(name): self._printer.text(attributes[name])
             for name in sorted(attributes)
             if name not in _SYMBOL_ATTRS and name != "function_type"
         }
@@ -113,7 +115,7 @@ class Reader:
             return [{} for _ in range(count)]
         found: list[dict[str, str]] = []
         for entry in op.attributes[name]:
-            items = {item.name: self._printer.text(item.attr) for item in entry}
+            items = {key_text(item.name): self._printer.text(item.attr) for item in entry}
             if items.pop("jax.result_info", None) is not None:
                 self._session.ledger.add("result-info")
             found.append(dict(sorted(items.items())))
@@ -155,7 +157,7 @@ class Reader:
         if "mhlo.frontend_attributes" in read.attrs:
             del read.attrs["mhlo.frontend_attributes"]
             entries = op.attributes["mhlo.frontend_attributes"]
-            read.frontend = {e.name: self._printer.text(e.attr) for e in entries}
+            read.frontend = {key_text(e.name): self._printer.text(e.attr) for e in entries}
         if read.name == "func.call":
             read.callee = op.attributes["callee"].value
             del read.attrs["callee"]
@@ -182,7 +184,9 @@ class Reader:
             ledger.add("json-key-order", int(config.reordered))
             self._kernel(read, config, label)
         read.pure_call = custom_calls.is_pure(read, target)
-        reason = custom_calls.unknown_reason(read, target)
+        names = [name for name in _CONFIGS if name in op.attributes]
+        texts = {name: str(op.attributes[name]) for name in names}
+        reason = custom_calls.unknown_reason(read, target, texts)
         if reason is not None:
             self._session.unknown(f"custom call {target}", reason, read.loc)
 

@@ -45,6 +45,8 @@ def _dtype(name: str, text: str) -> Any:
     full = _SHORT.get(name, name.replace("f8_", "float8_") if name.startswith("f8_") else name)
     try:
         dtype = jax.numpy.dtype(full)
+        if not jax.numpy.issubdtype(dtype, np.number) and dtype != np.bool_:
+            raise TypeError(full)
     except TypeError:
         raise InputError(
             f"argument spec {text!r}: no dtype {name!r}; known: f32, bf16, f16, f64, i8…i64, "

@@ -121,11 +121,16 @@ def make_mesh(
     if route == "abstract":
         device = AbstractDevice(target.kind, 1, "tpu")
         return AbstractMesh(shape, names, axis_types=types, abstract_device=device)
-    devices = np.array(_topology_devices(target)[:wanted], dtype=object).reshape(shape)
+    devices = np.array(topology_devices(target)[:wanted], dtype=object).reshape(shape)
     return Mesh(devices, names, axis_types=types)
 
 
-def _topology_devices(target: Target) -> list[Any]:
+def topology_devices(target: Target) -> list[Any]:
+    """The devices that libtpu describes for a target; programs can be compiled for them.
+
+    Raises:
+        InputError: libtpu isn't installed, or knows no such topology.
+    """
     from jax.experimental import topologies
 
     try:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .align import Alignment
-from .attribute_diff import rest_differences, shortened
+from .attribute_diff import WIDTH, rest_differences, shortened
 from .change import Change, Kind
 from .optext import Block, Op, Value, walk
 from .program import Location, Section
+
+WHOLE_WIDTH = 300
+"""Characters that an operation of one side only is shown with."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,10 @@ class SectionDiff:
         elif a.name == "text" and a.rest != b.rest:
             yield self._change("text", a, b, "", a.rest, b.rest)
             return
+        same_operands = [self._mapped(v) for v in a.operands] == b.operands
         for path, x, y in rest_differences(a.rest, b.rest):
+            if path == "type of operands" and same_operands:
+                continue  # said where those values are computed
             if not self.same_reference(path, x, y):
                 kind: Kind = "attribute"
                 if path.startswith("type"):
@@ -177,7 +183,8 @@ class SectionDiff:
         where_b = self.b.where(b) if b is not None else None
         side = self.a if a is not None else self.b
         own = [w for o, w in ((a, where_a), (b, where_b)) if o is not None]
-        text_a, text_b = shortened(text_a, text_b)
+        width = WIDTH if a is not None and b is not None else WHOLE_WIDTH
+        text_a, text_b = shortened(text_a, text_b, width)
         return Change(
             kind=kind,
             op=op.name,

@@ -217,6 +217,13 @@ def floating(value: float) -> Fact:
     return UNKNOWN if value != value else Fact(constant=Constant.of(float(value)))
 
 
+def of_scalar(value: Any, aval: Aval) -> Fact:
+    """What a concrete number of type ``aval`` tells."""
+    if limits(aval.dtype) is not None:
+        return integer(aval, int(value), int(value))
+    return floating(float(value)) if jnp.issubdtype(aval.dtype, jnp.floating) else UNKNOWN
+
+
 def of_array(value: np.ndarray[Any, Any], aval: Aval) -> Fact:
     """What the elements of a concrete array of type ``aval`` tell. Costs a few passes over it."""
     limit = limits(aval.dtype)

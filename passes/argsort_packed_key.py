@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..compat.weak_types import weak
 from ..matchers.argsort import Argsort, find_argsort, sort_primitive
 from ..matchers.fact import Fact
 from ..matchers.graph import Scope
@@ -71,32 +72,35 @@ def _integer_key(match: Match) -> Reason | None:
 
 
 def _known_range(match: Match) -> Reason | None:
-    if _integer_key(match) is not None:
+    if _integer_key(match) is not None or _bounds(match) is not None:
         return None
-    fact, dtype = _key_fact(match), _argsort(match).key.aval.dtype
-    if _bounds(fact, dtype) is not None:
-        return None
+    fact = _key_fact(match)
     found = f"lo={'unknown' if fact.lo is None else fact.lo}, " \
             f"hi={'unknown' if fact.hi is None else fact.hi}"  # fmt: skip
     return Reason("unknown-range", "the range of the keys is not known", found,
                   "both bounds, from the code or from relower.assume_range")  # fmt: skip
 
 
-def _bounds(fact: Fact, dtype: Any) -> tuple[int, int] | None:
-    """The known range; that of the dtype itself where it is narrower than a word."""
-    if fact.lo is not None and fact.hi is not None:
-        return fact.lo, fact.hi
-    if np.dtype(dtype).itemsize < _BITS // 8:
-        return fact.range(dtype)
-    return None
+def _bounds(match: Match) -> tuple[int, int] | None:
+    """The keys' range, its limits those of the dtype where only they are known.
+
+    None where neither bound is known, or one bound and the dtype's limit span too much to pack.
+    """
+    argsort, fact = _argsort(match), _key_fact(match)
+    lo, hi = fact.range(argsort.key.aval.dtype)
+    known = fact.lo is not None and fact.hi is not None
+    return (lo, hi) if known or (hi - lo).bit_length() + _slot_bits(argsort) <= _BITS else None
+
+
+def _slot_bits(argsort: Argsort) -> int:
+    return max(argsort.length - 1, 0).bit_length()
 
 
 def _bits(match: Match) -> tuple[int, int]:
     """Bits for the key's offset and for the slot."""
-    argsort = _argsort(match)
-    bounds = _bounds(_key_fact(match), argsort.key.aval.dtype)
+    bounds = _bounds(match)
     assert bounds is not None
-    return (bounds[1] - bounds[0]).bit_length(), max(argsort.length - 1, 0).bit_length()
+    return (bounds[1] - bounds[0]).bit_length(), _slot_bits(_argsort(match))
 
 
 def _fits(match: Match) -> Reason | None:
@@ -113,14 +117,14 @@ def _replace(match: Match) -> Replacement:
     argsort = _argsort(match)
     eqn, axis, order = argsort.eqn, argsort.axis, argsort.order
     assert order is not None
-    bounds = _bounds(_key_fact(match), argsort.key.aval.dtype)
+    bounds = _bounds(match)
     assert bounds is not None
     lo = bounds[0]
     _, b = _bits(match)
     affine = match.scope.fact(argsort.positions).affine
     assert affine is not None
     plain = match.scope.fact(argsort.positions).is_iota(axis, argsort.positions.aval.shape)
-    step = affine.strides[axis]
+    step, weak_key = affine.strides[axis], argsort.key.aval.weak_type
 
     def packed(*operands: Any) -> Sequence[Any]:
         key, positions = operands[0], operands[order]
@@ -129,9 +133,9 @@ def _replace(match: Match) -> Replacement:
         if not plain:
             # Positions with an offset or a stride: the first along the axis, plus steps.
             start = lax.slice_in_dim(positions, 0, 1, axis=axis) if argsort.length else positions
-            slots = start + slots * positions.dtype.type(step)
+            slots = start + slots * modular(step, positions.dtype)
         keys = unpack_key(word, lo, b, key.dtype)
-        return [keys, *(slots for _ in operands[1:])]
+        return [weak(keys) if weak_key else keys, *(slots for _ in operands[1:])]
 
     return Replacement(
         tuple(eqn.invars), tuple(eqn.outvars), packed, (axis, order, lo, b, plain, step)
@@ -155,10 +159,20 @@ def unpack_slot(word: jax.Array, b: int, dtype: Any) -> jax.Array:
 
 def unpack_key(word: jax.Array, lo: int, b: int, dtype: Any) -> jax.Array:
     """The key in the high bits."""
-    key = word >> _WORD(b) if b else word
-    if lo:
-        key = key + _WORD(lo % 2**_BITS)
-    return key.astype(dtype) if dtype != jnp.bool_ else key != 0
+    offset = word >> _WORD(b) if b else word
+    if dtype == jnp.bool_:
+        return offset != 0 if not lo else jnp.ones_like(offset, dtype)
+    # In the key's own dtype: a word is too short for the ``lo`` of a 64-bit key.
+    key = offset.astype(dtype)
+    return key + modular(lo, dtype) if lo else key
+
+
+def modular(value: int, dtype: Any) -> np.generic:
+    """The scalar of an integer dtype that equals ``value`` modulo 2 to its width."""
+    width = 8 * np.dtype(dtype).itemsize
+    unsigned: np.generic = np.dtype(f"uint{width}").type(value % 2**width)
+    converted: np.generic = unsigned.astype(np.dtype(dtype))
+    return converted
 
 
 def before(scores: jax.Array) -> jax.Array:

@@ -138,10 +138,9 @@ class Site:
     """How many equations run the body that the site stands in."""
 
     @property
-    def identity(self) -> tuple[Any, ...]:
-        """Equal for two findings of one site in different rounds."""
-        return (self.pass_name, self.status, self.primitive, self.shape, self.source, self.scope,
-                tuple((r.code, r.found) for r in self.reasons))  # fmt: skip
+    def place(self) -> tuple[Any, ...]:
+        """Equal for two verdicts of a pass on one place in different rounds."""
+        return self.pass_name, self.primitive, self.shape, self.source, self.scope
 
 
 class PassNotApplicable(Exception):

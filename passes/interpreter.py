@@ -40,6 +40,8 @@ class Interpreter:
 
     accepted: Mapping[tuple[int, int], Accepted]
     """By ``(id(scope), index of the root equation)``."""
+    origins: list[tuple[Body, Scope]] = field(default_factory=list)
+    """Rewritten bodies, each with a scope that it was made from."""
     _by_scope: dict[int, dict[int, Accepted]] = field(init=False)
     _signatures: dict[int, _Signature] = field(default_factory=dict)
     _numbers: dict[tuple[object, ...], _Signature] = field(default_factory=dict)
@@ -65,6 +67,7 @@ class Interpreter:
         known = self._done.get(signature)
         if known is None:
             known = self._done[signature] = self._rewrite(scope)
+        self.origins.append((known.body, scope))
         return known
 
     def _signature(self, scope: Scope) -> _Signature:
@@ -180,6 +183,7 @@ class Interpreter:
             self._keep.append(body)
             kept = [v for i, v in enumerate(jaxprs.invars(body)) if i not in dropped]
             known = self._narrowed[key] = jaxprs.rebuild(body, invars=kept)
+            self.origins += [(known, scope) for made, scope in self.origins if made is body]
         return known
 
 

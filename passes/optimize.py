@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from ..compat import jaxprs, tracing
-from ..compat.jaxprs import Body
+from ..compat.jaxprs import Body, Eqn
 from ..matchers.fact import UNKNOWN
 from ..matchers.facts import Analysis
 from ..matchers.graph import Dataflow, Scope
@@ -33,6 +34,9 @@ from .report import NotEnteredGroup, Report
 
 MAX_ROUNDS = 16
 """Rounds of match and substitute before `optimize` stops and says so."""
+
+MAX_CACHED = 256
+"""Signatures that one optimized function remembers; the oldest goes first."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,8 +82,9 @@ def optimize(
     chosen = registry.select(passes, _contract(contract), disable)
     named = passes is not None
     if tracing.is_jitted(fn):
-        return tracing.rejit(fn, functools.partial(_wrap, passes=chosen, named=named))  # type: ignore[no-any-return]
-    return _wrap(fn, passes=chosen, named=named)  # type: ignore[return-value]
+        wrap = functools.partial(_wrap, passes=chosen, named=named, jitted=True)
+        return tracing.rejit(fn, wrap)  # type: ignore[no-any-return]
+    return _wrap(fn, passes=chosen, named=named, jitted=False)  # type: ignore[return-value]
 
 
 def explain(
@@ -101,9 +106,11 @@ def explain(
       **kwargs: keyword arguments of ``fn``.
     """
     chosen = registry.select(passes, _contract(contract), disable)
-    inner = tracing.unjit(fn)
-    traced = _trace(inner, args, kwargs)
-    return rewrite(traced.closed, chosen, name=_name(fn)).report
+    if tracing.is_jitted(fn):
+        closed = tracing.trace_jitted(fn, args, kwargs)
+    else:
+        closed = _trace(fn, args, kwargs).closed
+    return rewrite(closed, chosen, name=_name(fn)).report
 
 
 def assert_applied(
@@ -147,7 +154,6 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     taken: set[str] = set()
     first: Dataflow | None = None
     rounds = 0
-    rounds = 0
     while rounds < MAX_ROUNDS:
         rounds += 1
         flow = Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)))
@@ -155,18 +161,17 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
         accepted, found = _match(flow, passes, refused, taken)
         while accepted:
             try:
-                done = Interpreter(accepted).rewrite(flow.root)
+                interpreter = Interpreter(accepted)
+                done = interpreter.rewrite(flow.root)
                 break
             except SiteDeclined as declined:
                 _refuse(declined, accepted, found, refused)
-        known = {s.identity for s in sites}
-        # A site that stays declined is found again in every round; one that applied is not.
-        sites += [
-            s for s in found.values() if s.status is Status.APPLIED or s.identity not in known
-        ]
+        sites = _merge(sites, found.values())
         if not accepted:
             break
         closed = done.body
+        for body, scope in interpreter.origins:
+            analysis.rewritten(body, scope.facts)
     else:
         notes.append(f"stopped after {MAX_ROUNDS} rounds with sites still applying")
     assert first is not None
@@ -185,6 +190,17 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
 
 
 _Key = tuple[int, int]
+
+
+def _merge(earlier: Sequence[Site], found: Iterable[Site]) -> list[Site]:
+    """The sites so far: the last verdict on each, and those that applied.
+
+    A site that stays declined is found again in every round, one that applied is not, and one
+    that another rewrite has removed stays as it was declined.
+    """
+    found = list(found)
+    judged = {s.place for s in found}
+    return [s for s in earlier if s.status is Status.APPLIED or s.place not in judged] + found
 
 
 def _match(
@@ -226,6 +242,9 @@ def _judge(
     p: Pass, scope: Scope, index: int, refused: Mapping[tuple[Any, ...], Reason]
 ) -> tuple[Site, Match | None] | None:
     """A pass's verdict on one equation; None where it is no candidate."""
+    symbolic = _symbolic_shape(scope.eqns[index])
+    if symbolic is not None:
+        return replace(_site(p, scope, index), reasons=(symbolic,)), None
     match = p.find(scope, index)
     if match is None:
         return None
@@ -244,6 +263,15 @@ def _judge(
     if reasons:
         return replace(site, reasons=tuple(reasons)), None
     return replace(site, status=Status.APPLIED), match
+
+
+def _symbolic_shape(eqn: Eqn) -> Reason | None:
+    """Why an equation on arrays of symbolic size, as in `jax.export`, is left alone."""
+    for atom in (*eqn.invars, *eqn.outvars):
+        if not all(type(n) is int for n in getattr(atom.aval, "shape", ())):
+            return Reason("symbolic-shape", "passes reason about sizes that are known",
+                          atom.aval.str_short(short_dtypes=True), "a static shape")  # fmt: skip
+    return None
 
 
 def _site(p: Pass, scope: Scope, index: int) -> Site:
@@ -316,40 +344,56 @@ def _trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tracing.Traced:
     return tracing.trace(fn, args, kwargs, avals)
 
 
-def _wrap(fn: Callable[..., Any], passes: Sequence[Pass], named: bool) -> Callable[..., Any]:
-    """``fn`` rewritten on each new signature, evaluated under the caller's trace."""
+def _wrap(
+    fn: Callable[..., Any], passes: Sequence[Pass], named: bool, jitted: bool
+) -> Callable[..., Any]:
+    """``fn`` rewritten on each new signature, evaluated under the caller's trace.
+
+    Under ``jitted``, jit hands over its static arguments as they are: a numpy scalar is one.
+    """
     cache: dict[Any, tuple[Body, Any]] = {}
+    is_dynamic = tracing.is_dynamic_under_jit if jitted else tracing.is_dynamic
 
     @functools.wraps(fn)
     def optimized(*args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = jax.tree.flatten((args, kwargs))
-        dynamic = [leaf for leaf in leaves if tracing.is_dynamic(leaf)]
+        dynamic = [leaf for leaf in leaves if is_dynamic(leaf)]
         avals = [tracing.type_of(leaf) for leaf in dynamic]
-        key = _cache_key(leaves, in_tree, avals)
+        key = _cache_key(leaves, in_tree, avals, is_dynamic)
         known = None if key is None else cache.get(key)
         if known is None:
-            traced = tracing.trace(fn, args, kwargs, avals)
+            traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
             done = rewrite(traced.closed, passes, name=_name(fn))
             if named:
                 _require_all(passes, done.report)
             known = done.closed, traced.out_tree
             if key is not None and not traced.holds_tracers:
                 cache[key] = known
+                if len(cache) > MAX_CACHED:
+                    cache.pop(next(iter(cache)), None)
         closed, out_tree = known
         return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
 
     return optimized
 
 
-def _cache_key(leaves: Sequence[Any], in_tree: Any, avals: Sequence[Any]) -> Any:
+def _cache_key(
+    leaves: Sequence[Any], in_tree: Any, avals: Sequence[Any], is_dynamic: Callable[[Any], bool]
+) -> Any:
     """Hashable and complete, or None where the call can't be cached."""
-    static = tuple(None if tracing.is_dynamic(leaf) else (type(leaf), leaf) for leaf in leaves)
+    static = tuple(None if is_dynamic(leaf) else _static_key(leaf) for leaf in leaves)
     key = (static, in_tree, tuple(avals), tracing.trace_context())
     try:
         hash(key)
     except TypeError:
         return None
     return key
+
+
+def _static_key(leaf: Any) -> Any:
+    """Tells apart what Python calls equal: 1 and True, and zeros of either sign."""
+    exact = repr(leaf) if isinstance(leaf, float | complex | np.generic) else leaf
+    return type(leaf), exact
 
 
 def _require_all(passes: Sequence[Pass], report: Report) -> None:

@@ -131,6 +131,10 @@ BAD = [
     (["lower", "cases.py:base", "-o", "no/such/folder"], "can't be written"),
     (["lower", "cases.py:base", "--passes", "a,,b"], "wanted 'none', 'default' or names"),
     (["lower", "cases.py:sleeps", "--timeout", "0.5"], "not done after 0.5 s"),
+    (["lower", "cases.py:base", "--passes", "argsort_packd"], "did you mean 'argsort_packed_key'"),
+    (["explain", "cases.py:base", "--passes", "argsort_packd"], "did you mean"),
+    (["explain", "cases.py:fails", "--arg", "f32[8,3]"], "can't be traced: TypeError"),
+    (["explain", "none.py:base"], "none.py: no such file"),
     (["gate", "none.toml"], "none.toml: can't be read"),
 ]
 
@@ -157,6 +161,49 @@ def test_what_argparse_refuses():
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 2
+
+
+def test_passes(capfd):
+    out, err = said(capfd, "passes", code=0)
+    assert "argsort_packed_key  bitwise" in out
+    assert "applies where" in out
+    assert err == ""
+    out, _ = said(capfd, "passes", "nonnegative_index", "--json", code=0)
+    (entry,) = json.loads(out)
+    assert entry["name"] == "nonnegative_index"
+    assert "def before" in entry["before"]
+    _, err = said(capfd, "passes", "nonnegative", code=2)
+    assert "no pass called 'nonnegative'; there are argsort_packed_key" in err
+
+
+def test_explain(capfd):
+    line = next(i for i, t in enumerate(CASES.read_text().split("\n"), 1) if "# an argsort" in t)
+    arguments = ["cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
+    out, err = said(capfd, "explain", *arguments, code=0)
+    assert "applied (1)" in out
+    assert "argsort_unique_pairs  sort" in out
+    assert f"cases.py:{line}" in out
+    assert "declined (2)" in out
+    assert "maybe-negative: the index is not known to be at least 0" in out
+    assert "1 applied, 2 declined" in out.splitlines()[-1]
+    assert err == ""
+    out, _ = said(capfd, "explain", *arguments, "--json", code=0)
+    assert json.loads(out)["applied"] == 1
+
+
+def test_passes_change_a_program(capfd):
+    arguments = ["cases.py:sorts", "cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
+    out, _ = said(capfd, "diff", *arguments, "--passes-b", "default", code=1)
+    assert "stablehlo.sort" in out
+    said(capfd, "diff", *arguments, "--passes", "default", code=0)
+
+
+def test_a_pass_that_does_not_apply_names_every_reason(capfd):
+    arguments = ["cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
+    _, err = said(capfd, "lower", *arguments, "--passes", "argsort_packed_key", code=2)
+    assert "argsort_packed_key" in err
+    assert "range of the keys" in err or "integer" in err
+    assert err.count("\n") == 1
 
 
 GATE = """

@@ -59,6 +59,10 @@ def plain(x):
     return jnp.sin(x)
 
 
+def sorts(x, i):
+    return jnp.argsort(x), x[i]  # an argsort
+
+
 def fails(x):
     return x @ jnp.ones((7, 7))
 

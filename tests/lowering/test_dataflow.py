@@ -322,3 +322,28 @@ def test_nested_loops_pass_invariants_through(digests):
 
     assert digests(text("%d"))["dataflow"] == digests(text("%arg1"))["dataflow"]
     assert digests(text("%d"))["dataflow"] != digests(text("%a"))["dataflow"]
+
+
+def test_shardings_of_carried_values_keep_their_positions(digests):
+    def text(order):
+        names = {"x": ("%arg0", "%a", "%s"), "inv": ("%arg1", "%b", "%b")}
+        (i0, n0, r0), (i1, n1, r1) = (names[name] for name in order)
+        kept = order.index("x")
+        return f"""
+module {{
+  sdy.mesh @mesh = <["x"=2]>
+  func.func public @main(%arg0: tensor<4xf32>, %arg1: tensor<4xf32>) -> tensor<4xf32> {{
+    %t = stablehlo.constant dense<true> : tensor<i1>
+    %0:2 = stablehlo.while({n0} = {i0}, {n1} = {i1}) : tensor<4xf32>, tensor<4xf32>
+      attributes {{sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{{"x"}}]>, <@mesh, [{{}}]>]>}}
+      cond {{ stablehlo.return %t : tensor<i1> }}
+      do {{
+        %s = stablehlo.add %a, %b : tensor<4xf32>
+        stablehlo.return {r0}, {r1} : tensor<4xf32>, tensor<4xf32>
+      }}
+    return %0#{kept} : tensor<4xf32>
+  }}
+}}"""
+
+    first, second = digests(text(["x", "inv"])), digests(text(["inv", "x"]))
+    assert first["dataflow"] != second["dataflow"]

@@ -176,13 +176,13 @@ def test_locations_name_the_users_line_and_scope(base):
             assert all(-1 <= i < len(program.locations) for i in section.locations)
 
 
-def sharded(spec=PartitionSpec("data"), out=None):
+def sharded(spec=("data",), out=None):
     def build(mesh):
         def fn(x, w):
             y = x @ w
             return y if out is None else jax.lax.with_sharding_constraint(y, out)
 
-        x = S((8, 16), jnp.float32, sharding=NamedSharding(mesh, spec))
+        x = S((8, 16), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
         return fn, (x, S((16, 16), jnp.float32))
 
     return build
@@ -194,8 +194,8 @@ AXES = {"data": 4, "model": 2}
 def test_mesh_programs_differ_in_sharding_and_axis_name():
     variants = [
         lower(case(sharded(), mesh=AXES)),
-        lower(case(sharded(PartitionSpec("model")), mesh=AXES)),
-        lower(case(sharded(PartitionSpec(None, "data")), mesh=AXES)),
+        lower(case(sharded(("model",)), mesh=AXES)),
+        lower(case(sharded((None, "data")), mesh=AXES)),
         lower(case(sharded(out=PartitionSpec("data")), mesh=AXES)),
         lower(case(sharded(), mesh={"data": 4, "expert": 2})),
         lower(case(sharded(), mesh={"data": 8})),
@@ -342,13 +342,19 @@ def test_an_argument_spread_over_host_devices_is_refused():
         lower(lambda x: x, x)
 
 
-def test_callbacks_are_unknown():
-    def fn(x):
-        return jax.pure_callback(lambda a: a, S(x.shape, x.dtype), x)
+def print_inside(x):
+    jax.debug.print("{}", x)
+    return x
 
-    try:
-        program = lower(fn, X)
-    except InputError as error:
-        assert "\n" not in str(error)  # some versions refuse to lower one without a TPU
-        return
-    assert program.unknowns
+
+def call_back(x):
+    return jax.pure_callback(lambda a: a, X, x)
+
+
+@pytest.mark.parametrize("fn", [print_inside, call_back])
+def test_a_host_callback_is_refused_with_its_line(fn):
+    wanted = r"can't be lowered without a TPU: .*callback.* at .*test_lower.py:\d+"
+    with pytest.raises(InputError, match=wanted) as caught:
+        lower(fn, X)
+    line = int(str(caught.value).rpartition(":")[2])
+    assert line == fn.__code__.co_firstlineno + 1

@@ -33,7 +33,7 @@ def program(
     name=None,
     out_dtype=jnp.float32,
     collective_id=None,
-    memory_space=None,
+    fusion=None,
     calls=1,
 ):
     def body(x_ref, o_ref, tmp_ref):
@@ -50,8 +50,9 @@ def program(
         vmem_limit_bytes=vmem,
         has_side_effects=side_effect,
         collective_id=collective_id,
+        allow_input_fusion=fusion,
     )
-    spec = pl.BlockSpec(block, index_map, memory_space=memory_space)
+    spec = pl.BlockSpec(block, index_map)
     call = pl.pallas_call(
         body,
         grid=(2,),
@@ -90,7 +91,7 @@ MUTANTS = {
     "side effect": {"side_effect": True},
     "output dtype": {"out_dtype": jnp.bfloat16},
     "collective id": {"collective_id": 3},
-    "memory space": {"memory_space": pltpu.VMEM},
+    "input fusion": {"fusion": [True]},
     "called twice": {"calls": 2},
 }
 
@@ -98,8 +99,6 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_kernel_mutants_differ(base, name):
     mutant = program(**MUTANTS[name])
-    if name == "memory space" and digests(mutant) == digests(base):
-        pytest.skip("VMEM is the default memory space of a block")
     assert all(digests(mutant)[level] != digests(base)[level] for level in LEVELS)
     assert mutant.unknowns == ()
 

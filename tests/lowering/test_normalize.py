@@ -205,6 +205,10 @@ UNKNOWN = {
         "%0 = stablehlo.custom_call @thing(%arg0) "
         '{backend_config = "94390376338928"} : (tensor<4xf32>) -> tensor<4xf32>'
     ),
+    "custom call long": (
+        "%0 = stablehlo.custom_call @long(%arg0) "
+        '{backend_config = "' + "x" * 3000 + ' 94390376338928"} : (tensor<4xf32>) -> tensor<4xf32>'
+    ),
     "stablehlo.send": (
         "%t = stablehlo.create_token : !stablehlo.token\n"
         '%s = "stablehlo.send"(%arg0, %t) <{channel_handle = '
@@ -235,6 +239,15 @@ def test_strings_cannot_pass_for_names(digests):
     texts = ["@main", "dense_resource<x>", r"\00func\00main\00", r"@\22\01mesh 0\22"]
     forms = [digests(WRAP.format(body=body.format(text))) for text in texts]
     assert len({form["exact"] for form in forms}) == len(texts)
+
+
+def test_names_of_attributes_cannot_pass_for_others(digests):
+    body = "%0 = stablehlo.negate %arg0 {{mhlo.frontend_attributes = {{{}}}}} : tensor<4xf32>"
+    two, one = (
+        digests(WRAP.format(body=body.format(text)))
+        for text in ('a = "1", b = "2"', '"a = \\"1\\", b" = "2"')
+    )
+    assert two["exact"] != one["exact"]
 
 
 def test_large_constants_are_compared_whole(digests):

@@ -186,6 +186,10 @@ def literal(x, k):
     return np.asarray(max(limit[0], min(limit[1], k)), x.dtype)
 
 
+def converted(dtype):
+    return lambda x, y, k: x.astype(dtype)
+
+
 def gathered(mode):
     return lambda x, y, k: x.at[index_of(y)[0], index_of(y)[1] + k].get(mode=mode)[None] + x * 0
 
@@ -217,7 +221,7 @@ def scanned(reverse, length):
             a = jnp.minimum(a, row) + literal(a, k)
             return (i + 2, a), (a, i, lax.broadcasted_iota(x.dtype, (4,), 0))
 
-        (i, a), (rows, counts, indices) = lax.scan(
+        (i, a), (rows, counts, _) = lax.scan(
             body, (jnp.int32(k), x[0]), jnp.tile(x, (2, 1))[:length], reverse=reverse
         )
         return x + a + like(i, x) + like(counts.sum(), x) + rows.sum(0, dtype=x.dtype)
@@ -286,7 +290,7 @@ OPERATIONS = {
     "where": lambda x, y, k: jnp.where(x > literal(x, k), x, like(y, x)),
     "where_all": lambda x, y, k: jnp.where(x[0, 0] > literal(x, k), x, like(y, x)),
     "wrap_index": no_bool(lambda x, y, k: jnp.where(x < 0, x + literal(x, 4), x)),
-    **{f"to_{d}": (lambda d: lambda x, y, k: x.astype(d))(d) for d in DTYPES},
+    **{f"to_{d}": converted(d) for d in DTYPES},
     "through_float": lambda x, y, k: x.astype(jnp.float32).astype(jnp.int32),
     "bitcast": lambda x, y, k: lax.bitcast_convert_type(x.astype(jnp.int32), jnp.uint32),
     "iota": lambda x, y, k: lax.broadcasted_iota(x.dtype, SHAPE, k % 2) if x.dtype != bool else x,
@@ -322,6 +326,9 @@ OPERATIONS = {
     "inverse": inverse,
     "sort": lambda x, y, k: jnp.sort(x, axis=k % 2),
     "argsort": lambda x, y, k: jnp.argsort(x, axis=k % 2, descending=k % 3 == 0),
+    "one_of_two_orders": lambda x, y, k: jnp.where(
+        x > literal(x, k), jnp.argsort(x), jnp.argsort(y)
+    ),
     "rank": lambda x, y, k: jnp.argsort(jnp.argsort(x, axis=k % 2), axis=k % 2),
     "flat_rank": lambda x, y, k: jnp.argsort(x.reshape(-1)).reshape(SHAPE),
     "sort_with_iota": sorted_with_iota,
