@@ -7,11 +7,12 @@ rewritten once and stays shared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..compat import bodies as compat_bodies
-from ..compat import edit, jaxprs, tracing
+from ..compat import edit, jaxprs, tracing, vma
 from ..compat.jaxprs import Atom, Body, Eqn, Var
 from ..matchers.graph import Scope
 from .base import Accepted, SiteDeclined
@@ -163,7 +164,8 @@ class Interpreter:
         """The equations that replace a site's root."""
         eqn, replacement = site.match.eqn, site.replacement
         operands = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in replacement.operands]
-        new, values = tracing.splice(replacement.fn, operands, eqn)
+        axes = [vma.varying(v.aval) for v in replacement.results]
+        new, values = tracing.splice(_varying_at_least(replacement.fn, axes), operands, eqn)
         if len(values) != len(replacement.results):
             raise ValueError(
                 f"{site.rewrite.name} returned {len(values)} values, "
@@ -192,6 +194,20 @@ class Interpreter:
             known = self._narrowed[key] = jaxprs.rebuild(body, invars=kept)
             self.origins += [(known, scope) for made, scope in self.origins if made is body]
         return known
+
+
+def _varying_at_least(
+    fn: Callable[..., Sequence[Any]], axes: Sequence[frozenset[str]]
+) -> Callable[..., Sequence[Any]]:
+    """``fn`` with each result cast to vary over the axes that the value it replaces varies over."""
+
+    def cast(*operands: Any) -> Sequence[Any]:
+        values = list(fn(*operands))
+        for i, wanted in enumerate(axes[: len(values)]):
+            values[i] = vma.pvary(values[i], wanted - vma.varying(tracing.type_of(values[i])))
+        return values
+
+    return cast
 
 
 def _what_is_done(site: Accepted) -> tuple[object, ...]:
