@@ -97,11 +97,15 @@ def close(jaxpr: Any, consts: Sequence[Any]) -> Body:
     return closed(jaxpr, consts) if closed is not None else jaxpr.with_consts(consts)
 
 
+def is_staging() -> bool:
+    """Whether the caller is being traced to a jaxpr, rather than differentiated or run."""
+    return isinstance(core.trace_ctx.trace, pe.DynamicJaxprTrace)
+
+
 def evaluate(closed: Body, *args: Any) -> list[Any]:
     """Evaluate a closed jaxpr under the caller's trace, keeping names, lines and contexts."""
-    current = core.trace_ctx.trace
-    if isinstance(current, pe.DynamicJaxprTrace) and not _is_high(closed):
-        return _stage(current, closed, args)
+    if is_staging() and not _is_high(closed):
+        return _stage(core.trace_ctx.trace, closed, args)
     return core.jaxpr_as_fun(closed)(*args)  # type: ignore[no-any-return]
 
 
