@@ -264,6 +264,12 @@ class Dataflow:
             children[entered.key] = child
         scope.children[index] = children
 
+    def release(self) -> None:
+        """Take the scopes apart, so that they are freed now and not by a later collection."""
+        for scope in self._scopes.values():
+            scope.callers.clear()
+            scope.children.clear()
+
     def networkx(self) -> nx.DiGraph:
         """The live equations of every scope as a graph.
 
