@@ -11,4 +11,4 @@ from jax._src.lax import lax as lax_internal
 def weak(x: jax.Array) -> jax.Array:
     """``x``, typed as if it came from a Python scalar. Lowers to nothing."""
     convert: Any = lax_internal._convert_element_type
-    return convert(x, x.dtype, weak_type=True)  # type: ignore[no-any-return]
+    return convert(x, x.dtype, weak_type=True)
