@@ -7,6 +7,7 @@ that carries a jaxpr and has no handler is reported, never entered.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -174,6 +175,7 @@ def _reason(eqn: Eqn, body: Body) -> str:
     return f"no rule for the bodies of {eqn.primitive.name}"
 
 
+@functools.lru_cache(maxsize=1024)
 def _same(n: int, start: int = 0) -> tuple[Port, ...]:
     return tuple(Port(start + i, Flow.SAME) for i in range(n))
 
