@@ -279,8 +279,8 @@ class Dataflow:
 
         Nodes are ``(id(scope), index)`` with attributes ``scope`` and ``eqn``. Edges go from the
         equation that binds a variable to those that read it in the same body (``via="value"``) and
-        in the bodies that it is passed to (``via="enter"``), and from the makers of a body's outputs
-        to the equation that carries the body (``via="call"``).
+        in the bodies that it is passed to (``via="enter"``), and from the makers of a body's
+        outputs to the equation that carries the body (``via="call"``).
         """
         graph = nx.DiGraph()
         for scope in self.scopes:

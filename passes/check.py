@@ -64,7 +64,10 @@ def _typed_alike(eqn: Eqn, made: Mapping[Var, Eqn]) -> bool:
 
 
 def _without_repeats(eqns: Iterable[Eqn]) -> list[Eqn]:
-    """Of several calls of one body at the same types, the first: jax's rule reads the body each time."""
+    """Of several calls of one body at the same types, the first.
+
+    jax's rule for a call reads the whole body each time.
+    """
     seen: set[tuple[Any, ...]] = set()
     kept: list[Eqn] = []
     for eqn in eqns:

@@ -57,8 +57,10 @@ class TestScopes:
         assert find(flow, "sin") == []
         assert len(find(flow, "cos")) == 1
         assert [flow.root.eqns[i].primitive.name for i in flow.root.live] == [
-            "cos", "debug_callback", "mul"
-        ]  # fmt: skip
+            "cos",
+            "debug_callback",
+            "mul",
+        ]
 
     def test_demand_goes_into_calls(self):
         g = jax.jit(lambda x: (jnp.sin(x), jnp.cos(x)))

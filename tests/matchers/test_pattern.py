@@ -98,8 +98,12 @@ class TestOp:
 
     def test_a_captured_param_is_one_value_throughout(self):
         def convert(of):
-            return Op(CONVERT, (of,), capture={"new_dtype": "dtype"},
-                      ignore={"weak_type": "for the test", "sharding": "for the test"})  # fmt: skip
+            return Op(
+                CONVERT,
+                (of,),
+                capture={"new_dtype": "dtype"},
+                ignore={"weak_type": "for the test", "sharding": "for the test"},
+            )
 
         pattern = Op(ADD, (convert(Bind("a")), convert(Bind("b"))))
         to = lax.convert_element_type
@@ -122,8 +126,12 @@ class TestOp:
         assert str(found) == "at concatenate: found 2 operands, wanted 1 operands"
 
     def test_another_result(self):
-        pattern = Op(primitive("sort_p"), (Bind("a"), Bind("b")), result=0,
-                     ignore=dict.fromkeys(("dimension", "is_stable", "num_keys"), "test"))  # fmt: skip
+        pattern = Op(
+            primitive("sort_p"),
+            (Bind("a"), Bind("b")),
+            result=0,
+            ignore=dict.fromkeys(("dimension", "is_stable", "num_keys"), "test"),
+        )
         found, _ = match(pattern, lambda x: lax.sort((x, x + 1))[1], X)
         assert str(found) == "at root: found result 1, wanted result 0"
 
@@ -131,8 +139,11 @@ class TestOp:
         # A param that holds an array must not raise "truth value is ambiguous".
         def custom(x):
             return jax.lax.gather(
-                x, jnp.zeros((2, 1), jnp.int32),
-                jax.lax.GatherDimensionNumbers((), (0,), (0,)), (1,))  # fmt: skip
+                x,
+                jnp.zeros((2, 1), jnp.int32),
+                jax.lax.GatherDimensionNumbers((), (0,), (0,)),
+                (1,),
+            )
 
         pattern = Op(primitive("gather_p"), (Bind("x"), Bind("i")), params={"slice_sizes": (2,)})
         found, _ = match(pattern, custom, X)
@@ -164,14 +175,20 @@ class TestBind:
 
     def test_equal_literals_of_one_type(self):
         f = lambda x: jnp.concatenate([lax.add(x, np.float32(2)), lax.mul(x, np.float32(2))])
-        pattern = Op(primitive("concatenate_p"), (Op(ADD, (Bind("x"), Bind("two"))),
-                     times(Bind("x"), Bind("two"))), params={"dimension": 0})  # fmt: skip
+        pattern = Op(
+            primitive("concatenate_p"),
+            (Op(ADD, (Bind("x"), Bind("two"))), times(Bind("x"), Bind("two"))),
+            params={"dimension": 0},
+        )
         assert match(pattern, f, X)[0] is None
 
     def test_zeros_of_either_sign_differ(self):
         f = lambda x: jnp.concatenate([lax.add(x, np.float32(0)), lax.mul(x, np.float32(-0.0))])
-        pattern = Op(primitive("concatenate_p"), (Op(ADD, (Bind("x"), Bind("z"))),
-                     times(Bind("x"), Bind("z"))), params={"dimension": 0})  # fmt: skip
+        pattern = Op(
+            primitive("concatenate_p"),
+            (Op(ADD, (Bind("x"), Bind("z"))), times(Bind("x"), Bind("z"))),
+            params={"dimension": 0},
+        )
         assert match(pattern, f, X)[0] is not None
 
     def test_the_same_value_by_way_of_a_call(self):
