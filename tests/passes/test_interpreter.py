@@ -760,3 +760,82 @@ def test_nothing_in_the_report_of_what_is_not_entered_is_lost(engine):
     assert ("custom_vjp_call", "bwd") in kinds
     assert any(p.startswith("custom_jvp_call") for p, _ in kinds)
     assert any("linear_solve" in p for p, _ in kinds)
+
+
+class TestLiterals:
+    @pytest.mark.parametrize("kind", ["weak float", "bf16", "int8", "weak int", "bool", "f32"])
+    def test_a_literal_operand_keeps_its_type(self, engine, kind):
+        turned = engine.make_pass(
+            "turned",
+            "max_p",
+            engine.every,
+            engine.whole(lambda a, b: [lax.neg(lax.min(lax.neg(a), lax.neg(b)))]),
+        )
+        turned_bool = engine.make_pass(
+            "turned", "or_p", engine.every, engine.whole(lambda a, b: [~(~a & ~b)])
+        )
+        x = {
+            "weak float": jax.jit(lambda: 3.0)(),
+            "bf16": jnp.ones(4, jnp.bfloat16),
+            "int8": jnp.ones(4, jnp.int8),
+            "weak int": jax.jit(lambda: 3)(),
+            "bool": jnp.asarray([True, False]),
+            "f32": jnp.ones(4),
+        }[kind]
+        f = (lambda x: x | False) if kind == "bool" else (lambda x: jnp.maximum(x, 2))
+        flat = lambda x: f(x)
+        done = engine.run(flat, [turned_bool if kind == "bool" else turned], x)
+        assert done.report.declined == ()
+        assert done.report.counts() == {"turned": 1}
+        (got,), want = engine.function(done.closed)(x), f(x)
+        assert got.dtype == want.dtype
+        assert got.weak_type == want.weak_type
+        np.testing.assert_array_equal(got, want)
+
+
+def test_declining_many_sites_redoes_little(engine, monkeypatch):
+    """A site that can't be substituted is taken out without doing all the others again."""
+    from relower.passes import interpreter
+
+    counted = []
+    original = interpreter.Interpreter._rewrite
+
+    def counting(self, scope):
+        counted.append(scope)
+        return original(self, scope)
+
+    monkeypatch.setattr(interpreter.Interpreter, "_rewrite", counting)
+    wrong = engine.make_pass(
+        "wrong", "sin_p", engine.every, engine.whole(lambda x, **k: [x.astype(jnp.int32)])
+    )
+    right = engine.make_pass(
+        "right", "cos_p", engine.every, engine.whole(lambda x, **k: [lax.exp(x)])
+    )
+    n = 12
+
+    def f(x):
+        for i in range(n):
+            x = jax.jit(lambda y, i=i: jnp.sin(y) + i)(x)
+            x = jax.jit(lambda y, i=i: jnp.cos(y) + i)(x)
+        return x
+
+    done = engine.run(f, [wrong, right], jnp.ones(3))
+    assert len(done.report.declined) == n
+    assert done.report.counts() == {"right": n}
+    assert len(counted) <= 5 * n
+
+
+def test_a_shared_site_is_declined_once(engine):
+    wrong = engine.make_pass(
+        "wrong", "sin_p", engine.every, engine.whole(lambda x, **k: [x.astype(jnp.int32)])
+    )
+    layer = jax.jit(lambda x, s: jnp.sin(x) * s)
+
+    def f(x):
+        return layer(layer(x, jnp.ones(4)), jnp.full(4, 2.0)) * 1.0
+
+    x = jnp.ones(4)
+    done = engine.run(f, [wrong, engine.ONE], x)
+    assert {s.pass_name for s in done.report.declined} == {"wrong"}
+    assert done.report.counts()["times_one"] == 2
+    np.testing.assert_array_equal(engine.function(done.closed)(x)[0], f(x))
