@@ -206,7 +206,7 @@ def _reason(eqn: Eqn, body: Body) -> str:
     return f"no rule for the bodies of {eqn.primitive.name}"
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _same(n: int, start: int = 0) -> tuple[Port, ...]:
     return tuple(Port(start + i, Flow.SAME) for i in range(n))
 

@@ -180,24 +180,23 @@ def splice(
     Returns:
       The new equations, and the atoms holding the results.
     """
-    variables = [a for a in operands if not jaxprs.is_literal(a)]
 
-    def on_variables(*values: Any) -> list[Any]:
-        rest = iter(values)
-        return list(fn(*(a.val if jaxprs.is_literal(a) else next(rest) for a in operands)))
+    # Literals are traced like variables: as Python numbers they would follow Python's arithmetic.
+    def as_list(*values: Any) -> list[Any]:
+        return list(fn(*values))
 
     debug = api_util.debug_info("relower replacement", fn, (), {})
     debug = debug._replace(arg_names=None)
     with site.ctx.manager, _wide_types(site):
         jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(
-            lu.wrap_init(on_variables, debug_info=debug), [v.aval for v in variables]
+            lu.wrap_init(as_list, debug_info=debug), [a.aval for a in operands]
         )
     if consts:
         raise ValueError(
             f"a replacement closed over {len(consts)} array constant(s) of shape "
             f"{[np.shape(c) for c in consts]}; wanted none: build them from iota or scalars"
         )
-    mapping: dict[Var, Atom] = dict(zip(jaxpr.invars, variables, strict=True))
+    mapping: dict[Var, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
     eqns = [
         jaxprs.substitute(eqn, mapping).replace(source_info=site.source_info) for eqn in jaxpr.eqns
     ]

@@ -96,6 +96,8 @@ class Scope:
     not_entered: list[tuple[int, compat_bodies.NotEntered]] = field(default_factory=list)
     _definitions: dict[Var, tuple[int, int]] = field(default_factory=dict, repr=False)
     _readers: dict[Var, list[int]] | None = field(default=None, repr=False)
+    _inputs: dict[Var, int] | None = field(default=None, repr=False)
+    _entered: dict[tuple[int, BodyKey], Entered] = field(default_factory=dict, repr=False)
 
     def fact(self, atom: Atom) -> Fact:
         """What is known of an atom of this body."""
@@ -176,11 +178,16 @@ class Scope:
         if child is None or len(child) != 1:
             return None
         ((key, scope),) = child.items()
-        entered = next(e for e in compat_bodies.carried(self.eqns[index]).entered if e.key == key)
+        entered = self._entered[index, key]
         if entered.role is not Role.CALL:
             return None
-        for position, port in enumerate(entered.outputs):
-            if port.outer == result and port.flow is Flow.SAME:
+        # A call returns its body's outputs in order; anything else is looked for.
+        ports = entered.outputs
+        positions = range(len(ports))
+        if result < len(ports) and ports[result].outer == result:
+            positions = range(result, result + 1)
+        for position in positions:
+            if ports[position].outer == result and ports[position].flow is Flow.SAME:
                 return scope, jaxprs.opened(scope.body).outvars[position]
         return None
 
@@ -188,13 +195,15 @@ class Scope:
         if len(self.callers) != 1:
             return None
         caller = self.callers[0]
-        for position, inner in enumerate(jaxprs.invars(self.body)):
-            if inner is var:
-                port = caller.entered.inputs[position]
-                if port.flow is not Flow.SAME or port.outer is None:
-                    return None
-                return caller.scope, caller.scope.eqns[caller.index].invars[port.outer]
-        return None
+        if self._inputs is None:
+            self._inputs = {v: i for i, v in enumerate(jaxprs.invars(self.body))}
+        position = self._inputs.get(var)
+        if position is None:
+            return None
+        port = caller.entered.inputs[position]
+        if port.flow is not Flow.SAME or port.outer is None:
+            return None
+        return caller.scope, caller.scope.eqns[caller.index].invars[port.outer]
 
 
 def _step_name(eqn: Eqn, entered: Entered) -> str:
@@ -213,6 +222,8 @@ class Dataflow:
         self._scopes: dict[tuple[int, tuple[bool, ...]], Scope] = {}
         outputs = len(jaxprs.opened(closed).outvars)
         self.root = self._enter(analysis.enter(closed, in_facts), (True,) * outputs)
+        for scope in self._scopes.values():
+            scope.callers.reverse()  # bodies are walked from their end; callers stand in order
 
     @property
     def scopes(self) -> Iterator[Scope]:
@@ -262,6 +273,7 @@ class Dataflow:
             child = self._enter(child_facts[entered.key], demanded)
             child.callers.append(Caller(scope, index, entered))
             children[entered.key] = child
+            scope._entered[index, entered.key] = entered
         scope.children[index] = children
 
     def release(self) -> None:
@@ -274,9 +286,9 @@ class Dataflow:
         """The live equations of every scope as a graph.
 
         Nodes are ``(id(scope), index)`` with attributes ``scope`` and ``eqn``. Edges go from the
-        equation that binds a variable to those that read it in the same body, from an equation to
-        the first users of its operands in its bodies, and from the makers of a body's outputs back
-        to the equation (``via="call"``).
+        equation that binds a variable to those that read it in the same body (``via="value"``) and
+        in the bodies that it is passed to (``via="enter"``), and from the makers of a body's
+        outputs to the equation that carries the body (``via="call"``).
         """
         graph = nx.DiGraph()
         for scope in self.scopes:
@@ -289,12 +301,28 @@ class Dataflow:
                     found = None if jaxprs.is_literal(atom) else scope.definition(atom)
                     if found is not None:
                         graph.add_edge((id(scope), found[0]), node, via="value")
-                for child in scope.children.get(index, {}).values():
+                for key, child in scope.children.get(index, {}).items():
+                    self._add_entries(graph, scope, index, key, child)
                     for var in jaxprs.opened(child.body).outvars:
                         found = None if jaxprs.is_literal(var) else child.definition(var)
                         if found is not None and (id(child), found[0]) in graph:
                             graph.add_edge((id(child), found[0]), node, via="call")
         return graph
+
+    def _add_entries(
+        self, graph: nx.DiGraph, scope: Scope, index: int, key: BodyKey, child: Scope
+    ) -> None:
+        ports = scope._entered[index, key].inputs
+        for var, port in zip(jaxprs.invars(child.body), ports, strict=True):
+            if port.outer is None:
+                continue
+            atom = scope.eqns[index].invars[port.outer]
+            found = None if jaxprs.is_literal(atom) else scope.definition(atom)
+            if found is None:
+                continue
+            for reader in child.readers(var):
+                if reader != OUTPUT:
+                    graph.add_edge((id(scope), found[0]), (id(child), reader), via="enter")
 
 
 def depends_on(scope: Scope, atoms: Sequence[Atom], indices: frozenset[int]) -> bool:

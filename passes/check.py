@@ -6,7 +6,7 @@ Pallas kernels, so this module does, outside in, each body under the context it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..compat import bodies as compat_bodies
@@ -37,12 +37,50 @@ def check_rewritten(new: Body, old: Body, *, retyped: bool = False) -> None:
     _check_scoping(new)
     _check_effects(new)
     _check_same_effects(new, old)
-    known = {id(eqn) for eqn in jaxprs.opened(old).eqns}
+    before = jaxprs.opened(old).eqns
+    known = {id(eqn) for eqn in before}
     fresh = [eqn for eqn in jaxprs.opened(new).eqns if id(eqn) not in known]
+    made = {eqn.outvars[0]: eqn for eqn in before if eqn.outvars} if fresh else {}
+    fresh = _without_repeats(eqn for eqn in fresh if not _typed_alike(eqn, made))
     # jax's rule for an equation with bodies checks those bodies again, at every level of nesting.
     _check_types([eqn for eqn in fresh if not compat_bodies.carried(eqn).entered])
     for eqn in fresh:
         check_boundaries(eqn)
+
+
+def _typed_alike(eqn: Eqn, made: Mapping[Var, Eqn]) -> bool:
+    """Whether an equation is an old one that reads other variables of the very same types."""
+    old = made.get(eqn.outvars[0]) if eqn.outvars else None
+    return (
+        old is not None
+        and eqn.primitive is old.primitive
+        and eqn.params is old.params
+        and eqn.ctx is old.ctx
+        and not eqn.effects
+        and not old.effects
+        and len(eqn.invars) == len(old.invars)
+        and all(a is b for a, b in zip(eqn.outvars, old.outvars))
+        and all(a.aval == b.aval for a, b in zip(eqn.invars, old.invars))
+    )
+
+
+def _without_repeats(eqns: Iterable[Eqn]) -> list[Eqn]:
+    """Of several calls of one body at the same types, the first.
+
+    jax's rule for a call reads the whole body each time.
+    """
+    seen: set[tuple[Any, ...]] = set()
+    kept: list[Eqn] = []
+    for eqn in eqns:
+        if not eqn.effects and compat_bodies.carried(eqn).entered:
+            params = tuple((name, id(value)) for name, value in eqn.params.items())
+            types = tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
+            key = (eqn.primitive, params, types, id(eqn.ctx))
+            if key in seen:
+                continue
+            seen.add(key)
+        kept.append(eqn)
+    return kept
 
 
 def check_closed(closed: Body) -> None:

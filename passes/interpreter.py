@@ -8,7 +8,7 @@ rewritten once and stays shared.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..compat import bodies as compat_bodies
@@ -56,6 +56,10 @@ class Interpreter:
         self._by_scope = {}
         for (scope, index), site in self.accepted.items():
             self._by_scope.setdefault(scope, {})[index] = site
+
+    def again(self, accepted: Mapping[tuple[int, int], Accepted]) -> Interpreter:
+        """An interpreter for fewer sites; what was done in bodies without the others is kept."""
+        return replace(self, accepted=accepted, _signatures={})
 
     def rewrite(self, scope: Scope) -> Rewritten:
         """The scope's body with every accepted site below it substituted.

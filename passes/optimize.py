@@ -161,13 +161,14 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
         flow = Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)))
         visited = visited or _visited(flow)
         accepted, found = _match(flow, passes, refused, taken)
+        interpreter = Interpreter(accepted)
         while accepted:
             try:
-                interpreter = Interpreter(accepted)
                 done = interpreter.rewrite(flow.root)
                 break
             except SiteDeclined as declined:
                 _refuse(declined, accepted, found, refused)
+                interpreter = interpreter.again(accepted)
         sites = _merge(sites, found.values())
         if accepted:
             closed = done.body
@@ -308,15 +309,19 @@ def _refuse(
     blamed = declined.blamed
     if not blamed:
         raise declined
-    for site in blamed:
-        match = site.match
-        key = (id(match.scope), match.index)
-        accepted.pop(key, None)
-        refused[_refusal_key(site.rewrite, match.scope, match.index)] = declined.reason
-        was = found[key, site.rewrite.name]
-        found[key, site.rewrite.name] = replace(
-            was, status=Status.DECLINED, reasons=(declined.reason,)
-        )
+    refusals = {_refusal_key(s.rewrite, s.match.scope, s.match.index) for s in blamed}
+    refused.update(dict.fromkeys(refusals, declined.reason))
+    remaining = len(accepted)
+    # The same equation in other contexts goes with it: what was done to it may be shared.
+    for key, site in list(accepted.items()):
+        if _refusal_key(site.rewrite, site.match.scope, site.match.index) in refusals:
+            del accepted[key]
+            was = found[key, site.rewrite.name]
+            found[key, site.rewrite.name] = replace(
+                was, status=Status.DECLINED, reasons=(declined.reason,)
+            )
+    if len(accepted) == remaining:
+        raise declined  # the fault lies with no site of this round: to try again would not end
 
 
 def _visited(flow: Dataflow) -> tuple[int, int, tuple[NotEnteredGroup, ...]]:

@@ -115,8 +115,9 @@ def in_scan_in_shard_map_in_jit(x):
     def device(y):
         return lax.scan(lambda c, v: (c + jnp.sin(v), jnp.sin(c)), jnp.sum(y), y)
 
-    f = jax.shard_map(device, mesh=mesh_of(), in_specs=P("data"), out_specs=(P(), P("data")),
-                      check_vma=False)  # fmt: skip
+    f = jax.shard_map(
+        device, mesh=mesh_of(), in_specs=P("data"), out_specs=(P(), P("data")), check_vma=False
+    )
     return jax.jit(f)(x)
 
 
@@ -163,8 +164,17 @@ def test_every_sine_is_replaced_wherever_it_stands(engine, fn):
         np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-6)
 
 
-DIFFERENTIABLE = [in_jit, in_scan, in_fori_with_constant, in_cond, in_remat, in_custom_jvp,
-                  in_custom_vjp, in_shard_map, in_vmap]  # fmt: skip
+DIFFERENTIABLE = [
+    in_jit,
+    in_scan,
+    in_fori_with_constant,
+    in_cond,
+    in_remat,
+    in_custom_jvp,
+    in_custom_vjp,
+    in_shard_map,
+    in_vmap,
+]
 
 
 @pytest.mark.parametrize("fn", DIFFERENTIABLE, ids=lambda f: f.__name__)
@@ -210,10 +220,12 @@ class TestSurgery:
         assert old_jit is not new_jit
         self.same_but(old_jit, new_jit, "jaxpr")
         assert name_stack(new_jit) == "outer"
-        old_scan = next(e for e in jaxprs.opened(old_jit.params["jaxpr"]).eqns
-                        if e.primitive.name == "scan")  # fmt: skip
-        new_scan = next(e for e in jaxprs.opened(new_jit.params["jaxpr"]).eqns
-                        if e.primitive.name == "scan")  # fmt: skip
+        old_scan = next(
+            e for e in jaxprs.opened(old_jit.params["jaxpr"]).eqns if e.primitive.name == "scan"
+        )
+        new_scan = next(
+            e for e in jaxprs.opened(new_jit.params["jaxpr"]).eqns if e.primitive.name == "scan"
+        )
         self.same_but(old_scan, new_scan, "jaxpr")
 
     def same_but(self, old, new, *params):
@@ -292,15 +304,18 @@ class TestSurgery:
 
     def test_one_value_for_two_results(self, engine):
         both = engine.make_pass(
-            "both", "sort_p", engine.every,
+            "both",
+            "sort_p",
+            engine.every,
             engine.whole(lambda a, b, **k: [lax.sort(a)] * 2 if a is b else [a * 2, a * 2]),
-        )  # fmt: skip
+        )
 
         def f(x):
             return lax.sort((x, x + 0), num_keys=1)
 
-        doubled = engine.make_pass("doubled", "sort_p", engine.every, engine.whole(
-            lambda a, b: (lambda y: [y, y])(a + b)))  # fmt: skip
+        doubled = engine.make_pass(
+            "doubled", "sort_p", engine.every, engine.whole(lambda a, b: (lambda y: [y, y])(a + b))
+        )
         done = engine.run(f, [doubled], jnp.ones(3))
         got = engine.function(done.closed)(jnp.ones(3))
         np.testing.assert_array_equal(got[0], 2 * np.ones(3))
@@ -308,8 +323,9 @@ class TestSurgery:
         del both
 
     def test_literals_as_operands_and_results(self, engine):
-        zero = engine.make_pass("zero", "sin_p", engine.every,
-                                engine.whole(lambda x, **k: [jnp.float32(0)]))  # fmt: skip
+        zero = engine.make_pass(
+            "zero", "sin_p", engine.every, engine.whole(lambda x, **k: [jnp.float32(0)])
+        )
 
         def f(x):
             y = jnp.sin(x)
@@ -322,14 +338,16 @@ class TestSurgery:
 
     def test_a_constant_array_is_refused(self, engine):
         table = np.arange(3.0, dtype=np.float32)
-        bad = engine.make_pass("bad", "sin_p", engine.every,
-                               engine.whole(lambda x, **k: [x + jnp.asarray(table)]))  # fmt: skip
+        bad = engine.make_pass(
+            "bad", "sin_p", engine.every, engine.whole(lambda x, **k: [x + jnp.asarray(table)])
+        )
         with pytest.raises(ValueError, match="closed over 1 array constant"):
             engine.run(jnp.sin, [bad], jnp.ones(3))
 
     def test_another_type_is_declined(self, engine):
-        bad = engine.make_pass("bad", "sin_p", engine.every,
-                               engine.whole(lambda x, **k: [x.astype(jnp.bfloat16)]))  # fmt: skip
+        bad = engine.make_pass(
+            "bad", "sin_p", engine.every, engine.whole(lambda x, **k: [x.astype(jnp.bfloat16)])
+        )
         done = engine.run(lambda x: jax.jit(jnp.sin)(x), [bad], jnp.ones(3))
         (site,) = done.report.declined
         (reason,) = site.reasons
@@ -499,8 +517,11 @@ class TestDeadCode:
         done = engine.run(f, [engine.ONE], jnp.ones(3))
         assert engine.names(done.closed) == ["exp", "log"]
         assert engine.names(engine.trace(f, jnp.ones(3))) == [
-            "exp", "broadcast_in_dim", "mul", "log"
-        ]  # fmt: skip
+            "exp",
+            "broadcast_in_dim",
+            "mul",
+            "log",
+        ]
 
     def test_a_dead_site_is_left_alone(self, engine):
         def f(x):
@@ -514,8 +535,9 @@ class TestDeadCode:
         assert done.closed is closed
         assert done.report.sites == ()
 
-    @pytest.mark.parametrize("kind", ["jit", "scan", "cond", "while", "shard_map", "remat",
-                                      "grad_remat"])  # fmt: skip
+    @pytest.mark.parametrize(
+        "kind", ["jit", "scan", "cond", "while", "shard_map", "remat", "grad_remat"]
+    )
     def test_unread_operands_leave_with_their_producers(self, engine, kind):
         def carrier(x, one):
             if kind == "jit":
@@ -527,8 +549,12 @@ class TestDeadCode:
             if kind == "while":
                 return lax.while_loop(lambda c: c[0] < 9, lambda c: c * one + 1, x)
             if kind == "shard_map":
-                return jax.shard_map(lambda o, y: y * o, mesh=mesh_of(),
-                                     in_specs=(P("data"), P("data")), out_specs=P("data"))(one, x)  # fmt: skip
+                return jax.shard_map(
+                    lambda o, y: y * o,
+                    mesh=mesh_of(),
+                    in_specs=(P("data"), P("data")),
+                    out_specs=P("data"),
+                )(one, x)
             if kind == "remat":
                 return jax.checkpoint(lambda o, y: y * o + 1, prevent_cse=(True, False))(one, x)
             return jax.grad(lambda y: jnp.sum(jax.checkpoint(lambda o, y: jnp.exp(y * o))(one, y)))(
@@ -549,8 +575,9 @@ class TestDeadCode:
         (old,) = [e for e in jaxprs.opened(closed).eqns if bodies.carried(e).entered]
         (new,) = [e for e in jaxprs.opened(done.closed).eqns if bodies.carried(e).entered]
         assert len(new.invars) == len(old.invars) - 1
-        for g, w in zip(jax.jit(engine.function(done.closed))(x), jax.tree.leaves(f(x)),
-                        strict=True):  # fmt: skip
+        for g, w in zip(
+            jax.jit(engine.function(done.closed))(x), jax.tree.leaves(f(x)), strict=True
+        ):
             np.testing.assert_array_equal(g, w)
 
     def test_an_operand_that_one_body_still_reads_stays(self, engine):
@@ -595,8 +622,9 @@ class TestDeadCode:
 
         x = jnp.arange(4.0)
         done = engine.run(f, [engine.ONE], x)
-        for g, w in zip(jax.jit(engine.function(done.closed))(x), jax.tree.leaves(jax.jit(f)(x)),
-                        strict=True):  # fmt: skip
+        for g, w in zip(
+            jax.jit(engine.function(done.closed))(x), jax.tree.leaves(jax.jit(f)(x)), strict=True
+        ):
             np.testing.assert_array_equal(g, w)
 
 
@@ -632,10 +660,13 @@ class TestPallas:
 
         spec = pl.BlockSpec((8, 128), lambda i: (i, 0))
         return pl.pallas_call(
-            kernel, grid=(2,), in_specs=[spec], out_specs=[spec, spec],
+            kernel,
+            grid=(2,),
+            in_specs=[spec],
+            out_specs=[spec, spec],
             out_shape=[jax.ShapeDtypeStruct((16, 128), F32)] * 2,
             interpret=pltpu.InterpretParams() if interpret == "tpu" else interpret,
-        )  # fmt: skip
+        )
 
     def test_interpreted(self, engine, kernel):
         x = jnp.linspace(0, 1, 16 * 128, dtype=F32).reshape(16, 128)
@@ -682,8 +713,12 @@ class TestPallas:
         def negated_twice(match):
             from relower.passes.base import Replacement
 
-            return Replacement((match.eqn.invars[0],), tuple(match.eqn.outvars),
-                               lambda ref: [-(-ref[...])], ())  # fmt: skip
+            return Replacement(
+                (match.eqn.invars[0],),
+                tuple(match.eqn.outvars),
+                lambda ref: [lax.neg(lax.neg(ref[...]))],
+                (),
+            )
 
         reads = dataclasses.replace(
             engine.make_pass("reads", "sin_p", not_yet_negated, negated_twice),
@@ -707,8 +742,9 @@ class TestPallas:
 
                 return lax.scan(body, y, None, length=2)[0]
 
-            return jax.shard_map(device, mesh=mesh_of(), in_specs=P("data"), out_specs=P("data"),
-                                 check_vma=False)(x)  # fmt: skip
+            return jax.shard_map(
+                device, mesh=mesh_of(), in_specs=P("data"), out_specs=P("data"), check_vma=False
+            )(x)
 
         x = jax.ShapeDtypeStruct((64, 128), F32)
         done = engine.run(f, [engine.SIN], x)
@@ -724,3 +760,82 @@ def test_nothing_in_the_report_of_what_is_not_entered_is_lost(engine):
     assert ("custom_vjp_call", "bwd") in kinds
     assert any(p.startswith("custom_jvp_call") for p, _ in kinds)
     assert any("linear_solve" in p for p, _ in kinds)
+
+
+class TestLiterals:
+    @pytest.mark.parametrize("kind", ["weak float", "bf16", "int8", "weak int", "bool", "f32"])
+    def test_a_literal_operand_keeps_its_type(self, engine, kind):
+        turned = engine.make_pass(
+            "turned",
+            "max_p",
+            engine.every,
+            engine.whole(lambda a, b: [lax.neg(lax.min(lax.neg(a), lax.neg(b)))]),
+        )
+        turned_bool = engine.make_pass(
+            "turned", "or_p", engine.every, engine.whole(lambda a, b: [~(~a & ~b)])
+        )
+        x = {
+            "weak float": jax.jit(lambda: 3.0)(),
+            "bf16": jnp.ones(4, jnp.bfloat16),
+            "int8": jnp.ones(4, jnp.int8),
+            "weak int": jax.jit(lambda: 3)(),
+            "bool": jnp.asarray([True, False]),
+            "f32": jnp.ones(4),
+        }[kind]
+        f = (lambda x: x | False) if kind == "bool" else (lambda x: jnp.maximum(x, 2))
+        flat = lambda x: f(x)
+        done = engine.run(flat, [turned_bool if kind == "bool" else turned], x)
+        assert done.report.declined == ()
+        assert done.report.counts() == {"turned": 1}
+        (got,), want = engine.function(done.closed)(x), f(x)
+        assert got.dtype == want.dtype
+        assert got.weak_type == want.weak_type
+        np.testing.assert_array_equal(got, want)
+
+
+def test_declining_many_sites_redoes_little(engine, monkeypatch):
+    """A site that can't be substituted is taken out without doing all the others again."""
+    from relower.passes import interpreter
+
+    counted = []
+    original = interpreter.Interpreter._rewrite
+
+    def counting(self, scope):
+        counted.append(scope)
+        return original(self, scope)
+
+    monkeypatch.setattr(interpreter.Interpreter, "_rewrite", counting)
+    wrong = engine.make_pass(
+        "wrong", "sin_p", engine.every, engine.whole(lambda x, **k: [x.astype(jnp.int32)])
+    )
+    right = engine.make_pass(
+        "right", "cos_p", engine.every, engine.whole(lambda x, **k: [lax.exp(x)])
+    )
+    n = 12
+
+    def f(x):
+        for i in range(n):
+            x = jax.jit(lambda y, i=i: jnp.sin(y) + i)(x)
+            x = jax.jit(lambda y, i=i: jnp.cos(y) + i)(x)
+        return x
+
+    done = engine.run(f, [wrong, right], jnp.ones(3))
+    assert len(done.report.declined) == n
+    assert done.report.counts() == {"right": n}
+    assert len(counted) <= 5 * n
+
+
+def test_a_shared_site_is_declined_once(engine):
+    wrong = engine.make_pass(
+        "wrong", "sin_p", engine.every, engine.whole(lambda x, **k: [x.astype(jnp.int32)])
+    )
+    layer = jax.jit(lambda x, s: jnp.sin(x) * s)
+
+    def f(x):
+        return layer(layer(x, jnp.ones(4)), jnp.full(4, 2.0)) * 1.0
+
+    x = jnp.ones(4)
+    done = engine.run(f, [wrong, engine.ONE], x)
+    assert {s.pass_name for s in done.report.declined} == {"wrong"}
+    assert done.report.counts()["times_one"] == 2
+    np.testing.assert_array_equal(engine.function(done.closed)(x)[0], f(x))

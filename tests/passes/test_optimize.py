@@ -41,8 +41,9 @@ def _double(x_ref, o_ref):
 
 
 def doubled(x):
-    return pl.pallas_call(_double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-                          interpret=True)(x)  # fmt: skip
+    return pl.pallas_call(
+        _double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True
+    )(x)
 
 
 doubled = jax.custom_vjp(doubled)
@@ -75,8 +76,11 @@ def loss(w, x, key, kernel, callback):
 
     mesh = mesh_of(AxisType.Auto)
     h = jax.shard_map(per_device, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(h)
-    _, h = lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, lax.stop_gradient(c[1]) * 0.9),
-                          (0, lax.stop_gradient(h)))  # fmt: skip
+    _, h = lax.while_loop(
+        lambda c: c[0] < 3,
+        lambda c: (c[0] + 1, lax.stop_gradient(c[1]) * 0.9),
+        (0, lax.stop_gradient(h)),
+    )
     if callback:
         jax.debug.callback(lambda s: None, sums)
     return jnp.sum(h) + jnp.sum(sums)
@@ -280,12 +284,16 @@ class TestCompose:
         mesh = mesh_of(kind)
         x = jnp.stack([keys(), keys()[::-1], keys() * 2, keys()])
         with jax.set_mesh(mesh):
-            f = jax.shard_map(lambda k: jnp.argsort(k[0])[None], in_specs=P("data"),
-                              out_specs=P("data"))  # fmt: skip
+            f = jax.shard_map(
+                lambda k: jnp.argsort(k[0])[None], in_specs=P("data"), out_specs=P("data")
+            )
             x = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("data")))
             self.check(f, x)
-            g = jax.shard_map(relower.optimize(lambda k: jnp.argsort(k[0])[None]),
-                              in_specs=P("data"), out_specs=P("data"))  # fmt: skip
+            g = jax.shard_map(
+                relower.optimize(lambda k: jnp.argsort(k[0])[None]),
+                in_specs=P("data"),
+                out_specs=P("data"),
+            )
             np.testing.assert_array_equal(jax.jit(g)(x), jax.jit(f)(x))
 
     def test_export(self):
@@ -440,6 +448,96 @@ class TestCompose:
         assert "select_n" in text
 
 
+class TestMoreTransforms:
+    def test_named_axis_of_vmap(self):
+        def f(k):
+            return jnp.argsort(k) + lax.psum(k, "i")
+
+        x = jnp.stack([keys(), keys()[::-1]])
+        got = jax.vmap(relower.optimize(f), axis_name="i")(x)
+        np.testing.assert_array_equal(got, jax.vmap(f, axis_name="i")(x))
+        # The same function, the same avals, another size of the axis.
+        ours = relower.optimize(lambda k: k * lax.axis_size("i"))
+        assert jax.vmap(ours, axis_name="i")(jnp.ones((2, 4)))[0, 0] == 2
+        assert jax.vmap(ours, axis_name="i")(jnp.ones((3, 4)))[0, 0] == 3
+
+    def test_static_argnames_through_the_signature(self):
+        f = relower.optimize(lambda x, mode="up": x if mode == "up" else -x)
+        assert jax.jit(f, static_argnames="mode")(jnp.float32(1), mode="down") == -1
+
+    def test_optimize_twice(self):
+        once = relower.optimize(jnp.argsort)
+        twice = relower.optimize(once)
+        np.testing.assert_array_equal(twice(keys()), jnp.argsort(keys()))
+        assert relower.explain(once, keys()).counts() == {}
+
+    def test_eval_shape_disable_jit_and_checkify(self):
+        from jax.experimental import checkify
+
+        ours = relower.optimize(jax.jit(lambda k: k[jnp.argsort(k)]))
+        assert jax.eval_shape(ours, keys()).shape == (64,)
+        with jax.disable_jit():
+            np.testing.assert_array_equal(ours(keys()), jnp.sort(keys()))
+        err, out = jax.jit(checkify.checkify(ours, errors=checkify.index_checks))(keys())
+        err.throw()
+        np.testing.assert_array_equal(out, jnp.sort(keys()))
+
+    def test_jacobians_hessians_and_linearize(self):
+        def f(x):
+            return jnp.sum(jnp.sin(x[jnp.argsort(x)]) ** 2 * jnp.arange(x.size))
+
+        x = jnp.asarray([0.3, 0.1, 0.7])
+        ours = relower.optimize(f)
+        np.testing.assert_allclose(jax.hessian(ours)(x), jax.hessian(f)(x), rtol=1e-5)
+        np.testing.assert_allclose(jax.linearize(ours, x)[1](x), jax.linearize(f, x)[1](x),
+                                   rtol=1e-5)  # fmt: skip
+        again = relower.optimize(jax.hessian(ours))
+        np.testing.assert_allclose(again(x), jax.hessian(f)(x), rtol=1e-5)
+
+    def test_custom_derivatives_are_kept(self):
+        f = lambda x: jnp.sum(clipped(x) * softened(x))
+        x = jnp.asarray([0.3, -2.0, 0.7])
+        want = jax.grad(f)(x)
+        np.testing.assert_allclose(jax.grad(relower.optimize(f))(x), want)
+        np.testing.assert_allclose(jax.grad(relower.optimize(relower.optimize(f)))(x), want)
+
+    def test_custom_derivatives_of_rewritten_bodies(self, engine):
+        """The rule is the user's, whatever becomes of the body."""
+
+        @jax.custom_vjp
+        def g(x):
+            return jnp.sin(x)
+
+        g.defvjp(lambda x: (g(x), x), lambda x, ct: (ct * 100,))
+
+        @jax.custom_jvp
+        def h(x):
+            return jnp.sin(x)
+
+        h.defjvp(lambda p, t: (h(*p), t[0] * 10))
+        x = jnp.ones(3)
+        done = engine.run(lambda x: jnp.sum(g(x)) + jnp.sum(h(x)), [engine.SIN], x)
+        assert "sin" not in engine.names(done.closed)
+        got = jax.grad(lambda x: engine.function(done.closed)(x)[0])(x)
+        np.testing.assert_array_equal(got, np.full(3, 110.0))
+
+    def test_none_and_empty_arguments(self):
+        f = lambda x, y, z: (jnp.argsort(x), y, z)
+        out = relower.optimize(f)(keys(), None, {})
+        assert out[1] is None
+        assert out[2] == {}
+        assert relower.optimize(lambda: {"a": ()})() == {"a": ()}
+
+    def test_a_fault_in_the_function_is_its_own(self):
+        def f(x):
+            raise RuntimeError("mine")
+
+        with pytest.raises(RuntimeError, match="mine"):
+            relower.optimize(f)(jnp.ones(2))
+        with pytest.raises(RuntimeError, match="mine"):
+            jax.jit(relower.optimize(f))(jnp.ones(2))
+
+
 class TestCache:
     def test_one_trace_per_signature(self):
         traces = []
@@ -506,8 +604,11 @@ class TestCache:
 
         with jax.checking_leaks():
             jax.jit(outer)(keys(), jnp.linspace(0, 1, 64))
-            jax.jit(relower.optimize(lambda k: lax.scan(lambda c, x: (c + jnp.argsort(k)[x], x),
-                                                         0, k % 4)))(keys())  # fmt: skip
+            jax.jit(
+                relower.optimize(
+                    lambda k: lax.scan(lambda c, x: (c + jnp.argsort(k)[x], x), 0, k % 4)
+                )
+            )(keys())
             jax.grad(relower.optimize(lambda y: jnp.sum(y[jnp.argsort(y)] ** 2)))(jnp.ones(4))
 
     def test_a_closure_over_tracers_is_not_kept(self):
@@ -550,9 +651,11 @@ class TestTermination:
 
     def test_passes_feed_each_other(self, engine):
         to_sin = engine.make_pass(
-            "tan_to_sin", "tan_p", engine.every,
+            "tan_to_sin",
+            "tan_p",
+            engine.every,
             engine.whole(lambda x, **k: [lax.sin(x) * 1.0 / lax.cos(x)]),
-        )  # fmt: skip
+        )
         passes = [engine.SIN, engine.ONE, to_sin]
         done = engine.run(lambda x: jnp.tan(x), passes, jnp.ones(3))
         assert done.report.counts() == {"tan_to_sin": 1, "sin_to_cos": 1, "times_one": 1}
@@ -574,9 +677,12 @@ class TestTermination:
             return Reason("not-yet", "no cosine below", "something else", "cos")
 
         late = engine.make_pass(
-            "late", "neg_p", engine.every, engine.whole(lambda x: [lax.sub(np.float32(0), x)]),
+            "late",
+            "neg_p",
+            engine.every,
+            engine.whole(lambda x: [lax.sub(np.float32(0), x)]),
             requirements=(Requirement("not-yet", "A cosine.", under_cos),),
-        )  # fmt: skip
+        )
         done = engine.run(lambda x: -jnp.sin(x), [engine.SIN, late], jnp.ones((), F32))
         assert done.report.counts() == {"sin_to_cos": 1, "late": 1}
         assert done.report.declined == ()

@@ -129,12 +129,26 @@ def inside_jit_inside_scan(x, k):
     return lax.scan(body, x, x)
 
 
-CARRIED = [of_argsort, plain_ops, through_pvary, through_jit, through_shared_jit, through_scan_constant,
-           through_scan_inputs, through_scan_carry, through_scan_carry_of_two, through_remat,
-           inside_scan, inside_jit_inside_scan]  # fmt: skip
+CARRIED = [
+    of_argsort,
+    plain_ops,
+    through_pvary,
+    through_jit,
+    through_shared_jit,
+    through_scan_constant,
+    through_scan_inputs,
+    through_scan_carry,
+    through_scan_carry_of_two,
+    through_remat,
+    inside_scan,
+    inside_jit_inside_scan,
+]
 
 
-def sharded(f, mesh, outs=(P("data"), P("data")), grad=False):
+ROWS = P("data")
+
+
+def sharded(f, mesh, outs=(ROWS, ROWS)):
     def first(x, k):
         return jax.shard_map(f, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=outs)(x, k)
 
@@ -241,9 +255,14 @@ def to_psum(x, k):
 
 
 DECLINED = {
-    to_cond: "cond", to_cond_operand: "cond", to_while: "while", to_invariant_spec: "out_specs",
-    to_float: "invariant", to_float_operand_of_jit: "invariant", to_custom_jvp: "custom_jvp_call",
-}  # fmt: skip
+    to_cond: "cond",
+    to_cond_operand: "cond",
+    to_while: "while",
+    to_invariant_spec: "out_specs",
+    to_float: "invariant",
+    to_float_operand_of_jit: "invariant",
+    to_custom_jvp: "custom_jvp_call",
+}
 
 
 @pytest.mark.parametrize("fn", DECLINED, ids=lambda f: f.__name__)
@@ -293,8 +312,13 @@ def test_one_declined_site_leaves_the_others(engine, pack, mesh):
 
 def test_unchecked_vma_has_nothing_to_carry(engine, pack, mesh):
     with jax.set_mesh(mesh):
-        f = lambda x, k: jax.shard_map(to_while, mesh=mesh, in_specs=(P("data"), P("data")),
-                                       out_specs=(P("data"), P("data")), check_vma=False)(x, k)  # fmt: skip
+        f = lambda x, k: jax.shard_map(
+            to_while,
+            mesh=mesh,
+            in_specs=(P("data"), P("data")),
+            out_specs=(P("data"), P("data")),
+            check_vma=False,
+        )(x, k)
         x, k = data(mesh)
         done = rewrite(engine.trace(f, x, k), [pack])
         assert done.report.counts() == {"pack": 1}
@@ -304,9 +328,11 @@ def test_unchecked_vma_has_nothing_to_carry(engine, pack, mesh):
 def invariant_instead(operands=1):
     """A replacement that varies over fewer axes than the original."""
     return lambda match: Replacement(
-        (), tuple(match.eqn.outvars),
-        lambda: [lax.broadcast(np.float32(0), match.eqn.outvars[0].aval.shape)], ("zero",),
-    )  # fmt: skip
+        (),
+        tuple(match.eqn.outvars),
+        lambda: [lax.broadcast(np.float32(0), match.eqn.outvars[0].aval.shape)],
+        ("zero",),
+    )
 
 
 @pytest.mark.parametrize("where", ["flat", "jit", "scan", "shard_map result"])
@@ -346,9 +372,10 @@ def test_what_todays_checks_miss(engine, pack):
         for e in jaxprs.opened(body).eqns:
             outvars = [
                 jaxprs.new_var(vma.with_varying(v.aval, frozenset()))
-                if e.primitive.name == "and" and vma.varying(v.aval) else v
+                if e.primitive.name == "and" and vma.varying(v.aval)
+                else v
                 for v in e.outvars
-            ]  # fmt: skip
+            ]
             eqns.append(e.replace(outvars=outvars))
         return eqns
 

@@ -206,9 +206,11 @@ def test_from_the_forward_to_the_backward_scan_of_grad(engine):
     def use(body):
         order = backward.outvars[-1]
         eqns = [e for i, e in enumerate(jaxprs.opened(body).eqns) if i != index]
-        return jaxprs.rebuild(body, eqns=[jaxprs.substitute(e, {order: threaded.var}) for e in eqns],
-                              outvars=[threaded.var if a is order else a
-                                       for a in jaxprs.opened(body).outvars])  # fmt: skip
+        return jaxprs.rebuild(
+            body,
+            eqns=[jaxprs.substitute(e, {order: threaded.var}) for e in eqns],
+            outvars=[threaded.var if a is order else a for a in jaxprs.opened(body).outvars],
+        )
 
     used = put_at(threaded.closed, down, use)
     check_closed(used)
@@ -221,8 +223,9 @@ def test_options_of_jit_stay(engine):
     rows = jax.sharding.NamedSharding(mesh_of(), P("data"))
 
     def f(x):
-        a = jax.jit(lambda y: jnp.sin(y) + 1, in_shardings=rows, out_shardings=rows,
-                    donate_argnums=0)(x * 2)  # fmt: skip
+        a = jax.jit(
+            lambda y: jnp.sin(y) + 1, in_shardings=rows, out_shardings=rows, donate_argnums=0
+        )(x * 2)
         return a + jax.jit(lambda y: jnp.cos(y) * 2, in_shardings=rows)(x)
 
     closed, threaded, used = from_sine_to_cosine(engine, f, X)
@@ -314,9 +317,12 @@ DECLINED = {
         "into cond: no rule adds an operand to cond",
     ),
     "remat policy": (
-        lambda x: jax.checkpoint(
-            lambda y: jnp.sin(y) + 1, policy=jax.checkpoint_policies.everything_saveable
-        )(x) + jnp.cos(x),
+        lambda x: (
+            jax.checkpoint(
+                lambda y: jnp.sin(y) + 1, policy=jax.checkpoint_policies.everything_saveable
+            )(x)
+            + jnp.cos(x)
+        ),
         "out of remat2: a remat policy decides what is saved: an added output would be saved",
     ),
     "custom_vjp": (
@@ -324,8 +330,10 @@ DECLINED = {
         "out of custom_vjp_call: no rule adds an output to custom_vjp_call",
     ),
     "scan length": (
-        lambda x: (lax.scan(lambda c, v: (c + jnp.sin(v), c), x[0], x),
-                   lax.scan(lambda c, v: (c + jnp.cos(v), c), x[0], x[:3])),
+        lambda x: (
+            lax.scan(lambda c, v: (c + jnp.sin(v), c), x[0], x),
+            lax.scan(lambda c, v: (c + jnp.cos(v), c), x[0], x[:3]),
+        ),
         "into ('scan', 3)",
     ),
     "scan to outside": (
@@ -345,18 +353,29 @@ DECLINED = {
         "computes it",
     ),
     "another mesh": (
-        lambda x: jax.shard_map(lambda y: jnp.sin(y) + y, mesh=mesh_of(), in_specs=P("data"),
-                                out_specs=P("data"))(x)
-        + jax.shard_map(lambda y: jnp.cos(y) + y, mesh=jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,)),
-                        in_specs=P("data"), out_specs=P("data"))(x),
+        lambda x: (
+            jax.shard_map(
+                lambda y: jnp.sin(y) + y, mesh=mesh_of(), in_specs=P("data"), out_specs=P("data")
+            )(x)
+            + jax.shard_map(
+                lambda y: jnp.cos(y) + y,
+                mesh=jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,)),
+                in_specs=P("data"),
+                out_specs=P("data"),
+            )(x)
+        ),
         "into ('shard_map'",
     ),
     "a scalar that differs between devices": (
-        lambda x: jax.shard_map(lambda y: jnp.sin(y[0]) + y, mesh=mesh_of(), in_specs=P("data"),
-                                out_specs=P("data"))(x) + jnp.cos(x),
+        lambda x: (
+            jax.shard_map(
+                lambda y: jnp.sin(y[0]) + y, mesh=mesh_of(), in_specs=P("data"), out_specs=P("data")
+            )(x)
+            + jnp.cos(x)
+        ),
         "a scalar that differs between devices has no axis to leave shard_map by",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DECLINED)
