@@ -108,7 +108,10 @@ def test_a_gate_that_is_broken(cases):
     assert "its case expects at least 2" in said["greedy"]
     assert said["nothing"] == "nothing has no operations: nothing was compared"
     assert result.exit_code == 1
-    assert result.closing == "0 of 1 identical, 0 of 5 controls differ"
+    assert "greedy and undonated lower to one program" in result.guards[0].replace(
+        "undonated and greedy", "greedy and undonated"
+    )
+    assert result.closing == "0 of 1 identical, 0 of 5 controls differ, 1 guard failed"
 
 
 def test_a_control_that_matches_and_two_variants_that_are_one(cases):
