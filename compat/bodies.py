@@ -7,6 +7,7 @@ that carries a jaxpr and has no handler is reported, never entered.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -97,6 +98,8 @@ NOTHING = Carried()
 
 def carried(eqn: Eqn) -> Carried:
     """The bodies of ``eqn``, entered or listed with the reason why not."""
+    if eqn.primitive in _leaves():
+        return NOTHING
     handler = _handler(eqn.primitive)
     if handler is not None:
         return handler(eqn)
@@ -104,10 +107,31 @@ def carried(eqn: Eqn) -> Carried:
     for value in eqn.params.values():
         kind = type(value)
         if kind in _BODY_TYPES or (
-            (kind is tuple or kind is list) and any(type(v) in _BODY_TYPES for v in value)
+            (kind is tuple or kind is list) and not _BODY_TYPES.isdisjoint(map(type, value))
         ):
             return _list_bodies(eqn)
     return NOTHING
+
+
+# The commonest primitives of those that carry nothing: knowing them saves reading their params.
+_LEAVES = """
+abs_p add_p and_p argmax_p argmin_p broadcast_in_dim_p clamp_p concatenate_p convert_element_type_p
+cos_p cumsum_p div_p dot_general_p dynamic_slice_p dynamic_update_slice_p eq_p erf_p exp_p gather_p
+ge_p gt_p integer_pow_p iota_p is_finite_p le_p log_p log1p_p logistic_p lt_p max_p min_p mul_p ne_p
+neg_p not_p or_p pad_p pow_p reduce_and_p reduce_max_p reduce_min_p reduce_or_p reduce_sum_p rem_p
+reshape_p rev_p rsqrt_p select_n_p shift_left_p shift_right_arithmetic_p shift_right_logical_p
+sign_p sin_p slice_p sort_p sqrt_p square_p squeeze_p stop_gradient_p sub_p tanh_p top_k_p
+transpose_p xor_p
+"""
+
+
+@functools.cache
+def _leaves() -> frozenset[Any]:
+    from jax._src import ad_util
+    from jax.extend.core import primitives
+
+    named = (getattr(primitives, name, None) for name in _LEAVES.split())
+    return frozenset(p for p in (*named, ad_util.add_jaxvals_p) if p is not None)
 
 
 def _list_bodies(eqn: Eqn) -> Carried:
@@ -118,6 +142,29 @@ def _list_bodies(eqn: Eqn) -> Carried:
             for body in _bodies_in(value)
         )
     )
+
+
+def arity(eqn: Eqn) -> tuple[int, int, dict[BodyKey, int]] | None:
+    """How many operands and results an equation must have, and inputs each of its bodies.
+
+    None where only the bodies could tell, as with `pl.run_scoped`.
+    """
+    entered = carried(eqn).entered
+    if any(e.role is Role.KERNEL for e in entered):
+        mapping = eqn.params["grid_mapping"]
+        (e,) = entered
+        blocks = mapping.num_index_operands + mapping.num_inputs
+        captured = len(jaxprs.constvars(e.body))
+        inputs = blocks + mapping.num_outputs + mapping.num_scratch_operands
+        operands = captured + mapping.num_dynamic_grid_bounds + blocks
+        return operands, mapping.num_outputs, {e.key: inputs}
+    if not entered or any(p.outer is None for e in entered for p in e.inputs):
+        return None
+    # Only a cond has an operand of its own: the index of the branch.
+    own = 1 if entered[0].role is Role.BRANCH else 0
+    read = {p.outer for e in entered for p in e.inputs}
+    bound = {p.outer for e in entered for p in e.outputs if p.outer is not None}
+    return own + len(read), len(bound), {e.key: len(e.inputs) for e in entered}
 
 
 def shard_map_primitive() -> Any:
@@ -159,6 +206,7 @@ def _reason(eqn: Eqn, body: Body) -> str:
     return f"no rule for the bodies of {eqn.primitive.name}"
 
 
+@functools.cache
 def _same(n: int, start: int = 0) -> tuple[Port, ...]:
     return tuple(Port(start + i, Flow.SAME) for i in range(n))
 

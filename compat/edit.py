@@ -20,7 +20,8 @@ class CannotEdit(Exception):
 
 Narrow = Callable[[Body, frozenset[int]], Body]
 
-_PER_OPERAND = ("in_shardings", "in_layouts", "donated_invars", "in_specs")
+_PER_OPERAND = ("in_shardings", "in_layouts", "donated_invars", "in_specs", "prevent_cse")
+"""Params that hold one entry per operand; remat's ``prevent_cse`` may also be one bool for all."""
 
 
 def _is(eqn: Eqn, *paths: str) -> bool:
@@ -58,7 +59,7 @@ def drop_unread(eqn: Eqn, unread: Mapping[BodyKey, frozenset[int]], narrow: Narr
         return eqn
     params = dict(eqn.params)
     for name in _PER_OPERAND:
-        if name in params:
+        if isinstance(params.get(name), tuple):
             params[name] = tuple(p for i, p in enumerate(params[name]) if i not in dropped)
     _count_operands(eqn, params, dropped)
     new = eqn.replace(
@@ -169,6 +170,8 @@ def add_input(eqn: Eqn, key: BodyKey, outer: Atom, *, sliced: bool) -> tuple[Eqn
         spec = _side_by_side(eqn) if sliced else _replicated()
         params["in_specs"] = (*params["in_specs"], spec)
         aval = sharded_type(eqn, spec, aval)
+    elif isinstance(params.get("prevent_cse"), tuple):
+        params["prevent_cse"] = (*params["prevent_cse"], True)
     elif not _is_plain_call(eqn):
         raise CannotEdit(f"no rule adds an operand to {eqn.primitive.name}")
     var = jaxprs.new_var(aval)

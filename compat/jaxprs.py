@@ -6,10 +6,12 @@ A *body* is whatever an equation's params hold: a ``ClosedJaxpr`` or an open ``J
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax._src import core
+from jax._src.effects import JaxprInputEffect as _InputEffect
 
 Body: TypeAlias = Any
 """``ClosedJaxpr | Jaxpr``: the object found in an equation's params."""
@@ -105,10 +107,44 @@ def new_var(aval: Any) -> Var:
     return core.Var(aval)
 
 
-def substitute(eqn: Eqn, mapping: dict[Var, Atom]) -> Eqn:
+def substitute(eqn: Eqn, mapping: Mapping[Var, Atom]) -> Eqn:
     """``eqn`` reading ``mapping[v]`` instead of each ``v``; the same object if it reads none."""
-    if not any(is_var(a) and a in mapping for a in eqn.invars):
+    for atom in eqn.invars:
+        if type(atom) is not _LiteralType and atom in mapping:
+            break
+    else:
         return eqn
     return eqn.replace(
         invars=[mapping.get(a, a) if is_var(a) else a for a in eqn.invars],
+        effects=renamed_effects(eqn.effects, mapping),
     )
+
+
+def renamed_effects(effects: Any, mapping: Mapping[Var, Atom]) -> Any:
+    """Effects on Refs, which name the Ref's variable, by the new names of the variables."""
+    if not any(isinstance(e, _InputEffect) and e.input in mapping for e in effects):
+        return effects
+    return frozenset(
+        e.replace(mapping.get(e.input, e.input)) if isinstance(e, _InputEffect) else e
+        for e in effects
+    )
+
+
+def outward_effects(body: Body) -> tuple[Counter[Any], set[Any]]:
+    """The effects of a body's equations that the body itself must state.
+
+    Returns:
+      Effects with how often they occur, and reads and writes of the body's own input Refs.
+    """
+    jaxpr = opened(body)
+    inputs = {*jaxpr.constvars, *jaxpr.invars}
+    counted: Counter[Any] = Counter()
+    on_refs: set[Any] = set()
+    for eqn in jaxpr.eqns:
+        for effect in eqn.effects:
+            if isinstance(effect, _InputEffect):
+                if effect.input in inputs:
+                    on_refs.add(effect)
+            elif not isinstance(effect, core.NamedAxisEffect):
+                counted[effect] += 1
+    return counted, on_refs

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import numpy as np
+from jax._src import config as _config
+
+
+def kernel_locations() -> AbstractContextManager[Any]:
+    """A context in which kernels are lowered with their locations in the body.
+
+    From 0.12 on jax moves them to a field beside it, as a list that Python can't read; earlier
+    versions know no other place than the body.
+    """
+    setting = getattr(_config, "jax_mosaic_unzip_debug_locations", None)
+    return nullcontext() if setting is None else cast(AbstractContextManager[Any], setting(False))
 
 
 def hoisted_constants(lowered: Any) -> tuple[str, ...]:

@@ -14,6 +14,10 @@ from jaxlib.mlir.passmanager import PassManager as PassManager
 _lib: Any = importlib.import_module("jax._src.lib")
 
 
+NEWEST = "newest"
+"""The version of kernel encoding where jax states none: what jaxlib and libtpu agree on."""
+
+
 def mosaic_context() -> Any:
     """A fresh context that can parse the body of a Mosaic kernel.
 
@@ -34,7 +38,7 @@ def mosaic_version(route: str) -> str:
     Without a backend, as on the abstract route, jax encodes in the oldest version it still
     supports; with one, in its newest, which it states nowhere but in the encoded kernel.
     """
-    return str(_tpu_custom_call._FWD_COMPAT_VERSION) if route == "abstract" else "newest"
+    return str(_tpu_custom_call._FWD_COMPAT_VERSION) if route == "abstract" else NEWEST
 
 
 def channel_handle(attribute: Any) -> tuple[int, int] | None:

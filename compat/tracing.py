@@ -132,19 +132,24 @@ def _stage(current: Any, closed: Body, args: Sequence[Any]) -> list[Any]:
             return pe.DynamicJaxprTracer(current, atom.aval, atom, here)
         return env[atom]
 
+    outside = here.name_stack
+    prefixed = bool(outside.stack)
     for eqn in jaxpr.eqns:
-        stack = here.name_stack + eqn.source_info.name_stack
-        effects = {
-            e.replace(env[e.input].val) if isinstance(e, JaxprInputEffect) else e
-            for e in eqn.effects
-        }
+        effects, where = eqn.effects, eqn.source_info
+        if effects:
+            effects = {
+                e.replace(env[e.input].val) if isinstance(e, JaxprInputEffect) else e
+                for e in effects
+            }
+        if prefixed:
+            where = where.replace(name_stack=outside + where.name_stack)
         results = current.emit_eqn(
             [read(a) for a in eqn.invars],
             [v.aval for v in eqn.outvars],
             eqn.primitive,
             eqn.params,
-            effects if effects else eqn.effects,
-            eqn.source_info.replace(name_stack=stack),
+            effects,
+            where,
             eqn.ctx,
         )
         env.update(zip(eqn.outvars, results, strict=True))
@@ -179,7 +184,7 @@ def splice(
 
     debug = api_util.debug_info("relower replacement", fn, (), {})
     debug = debug._replace(arg_names=None)
-    with site.ctx.manager:
+    with site.ctx.manager, _wide_types(site):
         jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(
             lu.wrap_init(on_variables, debug_info=debug), [v.aval for v in variables]
         )
@@ -194,6 +199,19 @@ def splice(
     ]
     outs = [mapping.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
     return eqns, outs
+
+
+def _wide_types(site: Eqn) -> contextlib.AbstractContextManager[Any]:
+    """64-bit types where the site has them, as within a local ``jax.enable_x64()``.
+
+    An equation's context says nothing of it.
+    """
+    dtypes = (getattr(a.aval, "dtype", None) for a in (*site.invars, *site.outvars))
+    wide = any(d in _WIDE for d in dtypes)
+    return config.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+_WIDE = frozenset(np.dtype(n) for n in ("int64", "uint64", "float64", "complex128"))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from ..compat.environment import libtpu_version, settings, versions
-from ..compat.lowered import hoisted_constants
+from ..compat.lowered import hoisted_constants, kernel_locations
 from ..compat.mlir import mosaic_version
 from .as_target import as_target
 from .case import Case, case
@@ -117,7 +117,7 @@ def _staged(chosen: Case, mesh: Any) -> Any:
     except Exception as error:
         raise InputError(f"{name} can't be traced: {describe(error)}") from error
     try:
-        with mesh_context(mesh):
+        with mesh_context(mesh), kernel_locations():
             return traced.lower(lowering_platforms=("tpu",))
     except Exception as error:
         if "is different from the lowering platform" in str(error):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from ..compat.mlir import PassManager, ir, mosaic_context
+from ..compat.mlir import NEWEST, PassManager, ir, mosaic_context
 from .ir import Module
 from .printer import PREFIXES, FunctionPrinter, Names, Page
 from .program import Section, digest_of
@@ -25,7 +25,7 @@ class KernelTable:
     """The distinct kernels of one program, each body decoded once.
 
     ``mosaic_version`` is the version of the encoding that the stamp states; a kernel encoded in
-    another keeps its version in its text.
+    another keeps its version in its text. With `NEWEST`, the stamp's libtpu and jaxlib decide it.
     """
 
     def __init__(self, session: Session, mosaic_version: str) -> None:
@@ -67,7 +67,8 @@ class KernelTable:
 
     def _page(self, module: Any) -> Page:
         attributes = module.operation.attributes
-        if _VERSION in attributes and str(attributes[_VERSION]).split(" ")[0] == self._version:
+        version = str(attributes[_VERSION]).split(" ")[0] if _VERSION in attributes else None
+        if version is not None and self._version in (version, NEWEST):
             self._session.ledger.add("mosaic-version")
             del attributes[_VERSION]
         self._registered(module.operation)

@@ -43,7 +43,7 @@ class Session:
 class Reader:
     """Reads one module of ``dialects``.
 
-    ``kernel_of(body, loc)`` turns the encoded body of a kernel into its digest token.
+    ``kernel_of(body, label, loc)`` turns the encoded body of a kernel into its token.
     """
 
     def __init__(

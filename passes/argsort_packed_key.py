@@ -35,8 +35,8 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     found = find_argsort(scope, index)
     if found is None or isinstance(found, Mismatch):
         return found
-    pairs = found.num_keys == 2 and found.order == 1 and found.rising
-    return Match(scope, index, {"argsort": found}) if found.stable or pairs else None
+    candidate = found.stable or found.order is not None
+    return Match(scope, index, {"argsort": found}) if candidate else None
 
 
 def _argsort(match: Match) -> Argsort:
@@ -47,12 +47,25 @@ def _key_fact(match: Match) -> Fact:
     return match.scope.fact(_argsort(match).key)
 
 
+def _unique_pairs(argsort: Argsort) -> bool:
+    """Whether the sort compares the key and then positions that rise, so that no ties are left."""
+    return argsort.num_keys == 2 and argsort.order == 1 and argsort.rising
+
+
+def _stable(match: Match) -> Reason | None:
+    argsort = _argsort(match)
+    if argsort.stable or _unique_pairs(argsort):
+        return None
+    return Reason("not-stable", "the sort may leave equal keys in any order",
+                  "is_stable=False", "is_stable=True, or unique pairs")  # fmt: skip
+
+
 def _one_key(match: Match) -> Reason | None:
     argsort = _argsort(match)
-    if argsort.num_keys == 1 or not argsort.stable:
+    if argsort.num_keys == 1 or _unique_pairs(argsort):
         return None
     return Reason("num-keys", "the sort compares more than one operand",
-                  f"num_keys={argsort.num_keys}", "num_keys=1")  # fmt: skip
+                  f"num_keys={argsort.num_keys}", "num_keys=1, or unique pairs")  # fmt: skip
 
 
 def _only_positions(match: Match) -> Reason | None:
@@ -135,7 +148,7 @@ def _replace(match: Match) -> Replacement:
             start = lax.slice_in_dim(positions, 0, 1, axis=axis) if argsort.length else positions
             slots = start + slots * modular(step, positions.dtype)
         keys = unpack_key(word, lo, b, key.dtype)
-        return [weak(keys) if weak_key else keys, *(slots for _ in operands[1:])]
+        return [weak(keys) if weak_key else keys, *(slots.astype(o.dtype) for o in operands[1:])]
 
     return Replacement(
         tuple(eqn.invars), tuple(eqn.outvars), packed, (axis, order, lo, b, plain, step)
@@ -168,11 +181,11 @@ def unpack_key(word: jax.Array, lo: int, b: int, dtype: Any) -> jax.Array:
 
 
 def modular(value: int, dtype: Any) -> np.generic:
-    """The scalar of an integer dtype that equals ``value`` modulo 2 to its width."""
-    width = 8 * np.dtype(dtype).itemsize
-    unsigned: np.generic = np.dtype(f"uint{width}").type(value % 2**width)
-    converted: np.generic = unsigned.astype(np.dtype(dtype))
-    return converted
+    """The scalar of an integer dtype that equals ``value`` modulo 2 to the dtype's width."""
+    info = jnp.iinfo(dtype)
+    least, greatest = int(info.min), int(info.max)
+    scalar: np.generic = np.dtype(dtype).type((value - least) % (greatest - least + 1) + least)
+    return scalar
 
 
 def before(scores: jax.Array) -> jax.Array:
@@ -186,8 +199,8 @@ def after(scores: jax.Array) -> jax.Array:
     _, ids = lax.top_k(scores, 2)
     ids = ids.reshape(-1)
     b = (ids.size - 1).bit_length()
-    slot = lax.iota(jnp.uint32, ids.size)
-    word = lax.sort((ids.astype(jnp.uint32) << jnp.uint32(b)) | slot, is_stable=False)
+    word = (ids.astype(jnp.uint32) << jnp.uint32(b)) | lax.iota(jnp.uint32, ids.size)
+    word = lax.sort(word, is_stable=False)
     return (word & jnp.uint32(2**b - 1)).astype(jnp.int32)
 
 
@@ -199,6 +212,7 @@ PASS = Pass(
     roots=lambda: frozenset({sort_primitive()}),
     find=_find,
     requirements=(
+        Requirement("not-stable", "The sort is stable, or leaves no ties.", _stable),
         Requirement("num-keys", "The sort compares one operand, or unique pairs.", _one_key),
         Requirement(
             "carries-data",

@@ -35,6 +35,8 @@ def check_rewritten(new: Body, old: Body, *, retyped: bool = False) -> None:
     """
     _check_interface(new, old, retyped)
     _check_scoping(new)
+    _check_effects(new)
+    _check_same_effects(new, old)
     known = {id(eqn) for eqn in jaxprs.opened(old).eqns}
     fresh = [eqn for eqn in jaxprs.opened(new).eqns if id(eqn) not in known]
     # jax's rule for an equation with bodies checks those bodies again, at every level of nesting.
@@ -51,6 +53,8 @@ def check_closed(closed: Body) -> None:
     """
     jaxpr = jaxprs.opened(closed)
     _check_scoping(closed)
+    _check_constants(closed)
+    _check_effects(closed)
     for eqn in jaxpr.eqns:
         entered = compat_bodies.carried(eqn).entered
         if not entered:
@@ -67,6 +71,7 @@ def check_closed(closed: Body) -> None:
 
 def check_boundaries(eqn: Eqn) -> None:
     """Check that operands and results have the types of the inputs and outputs of its bodies."""
+    _check_arity(eqn)
     for e in compat_bodies.carried(eqn).entered:
         inner = jaxprs.invars(e.body)
         outer = jaxprs.opened(e.body).outvars
@@ -81,6 +86,25 @@ def check_boundaries(eqn: Eqn) -> None:
         for position, (atom, port) in enumerate(zip(outer, e.outputs, strict=True)):
             _check_port(eqn, port, atom, eqn.outvars, f"output {position} of {where}")
         _check_carry(e, where)
+
+
+def _check_arity(eqn: Eqn) -> None:
+    """Each operand and result belongs to a body's input or output, and each of these to one."""
+    wanted = compat_bodies.arity(eqn)
+    if wanted is None:
+        return
+    operands, results, inputs = wanted
+    if (len(eqn.invars), len(eqn.outvars)) != (operands, results):
+        raise IllFormed(
+            f"{eqn.primitive.name} has {len(eqn.invars)} operands and {len(eqn.outvars)} results; "
+            f"wanted {operands} and {results}"
+        )
+    for e in compat_bodies.carried(eqn).entered:
+        found = len(jaxprs.invars(e.body))
+        if found != inputs[e.key]:
+            raise IllFormed(
+                f"{eqn.primitive.name}'s {e.key[0]} takes {found} values; wanted {inputs[e.key]}"
+            )
 
 
 def _check_port(eqn: Eqn, port: Port, atom: Atom, outside: Sequence[Atom], what: str) -> None:
@@ -155,20 +179,52 @@ def _check_interface(new: Body, old: Body, retyped: bool) -> None:
         raise IllFormed(f"effects {after.effects}, wanted {before.effects}")
 
 
+def _check_effects(body: Body) -> None:
+    """Whatever an equation does, the body states."""
+    stated = jaxprs.opened(body).effects
+    counted, on_refs = jaxprs.outward_effects(body)
+    missing = (set(counted) | on_refs) - set(stated)
+    if missing:
+        raise IllFormed(f"an equation has the effects {missing}, the body states {set(stated)}")
+
+
+def _check_same_effects(new: Body, old: Body) -> None:
+    """A rewrite neither drops an effect nor adds one, nor reads or writes another Ref."""
+    (counted, on_refs), (were, were_on) = map(jaxprs.outward_effects, (new, old))
+    if counted != were:
+        raise IllFormed(f"equations have the effects {dict(counted)}, wanted {dict(were)}")
+    if not on_refs <= were_on:
+        raise IllFormed(f"equations have the effects {on_refs}, wanted none but {were_on}")
+
+
+def _check_constants(body: Body) -> None:
+    """The values of a body's own constants have the types that it states."""
+    values, variables = jaxprs.consts(body), jaxprs.constvars(body)
+    if not values:
+        return  # an open jaxpr, whose constants are somebody else's operands
+    if len(values) != len(variables):
+        raise IllFormed(f"{len(values)} constants, wanted {len(variables)}")
+    for position, (value, var) in enumerate(zip(values, variables, strict=True)):
+        found, wanted = _shape(value), _shape(var.aval)
+        if None not in (found, wanted) and found != wanted:
+            raise IllFormed(f"constant {position} has type {found}, wanted {wanted}")
+
+
 def _check_scoping(body: Body) -> None:
     jaxpr = jaxprs.opened(body)
     bound: set[Var] = {*jaxpr.constvars, *jaxpr.invars}
+    literal = jaxprs.LITERAL
+    if len(bound) != len(jaxpr.constvars) + len(jaxpr.invars):
+        raise IllFormed("one variable is bound by two inputs")
     for index, eqn in enumerate(jaxpr.eqns):
         for position, atom in enumerate(eqn.invars):
-            if not jaxprs.is_literal(atom) and atom not in bound:
+            if type(atom) is not literal and atom not in bound:
                 raise IllFormed(
                     f"equation {index} ({eqn.primitive.name}) reads operand {position}, a "
                     f"{atom.aval.str_short()} that nothing before it binds"
                 )
         for var in eqn.outvars:
-            if jaxprs.is_dropped(var):
-                continue
-            if var in bound:
+            if var in bound and not jaxprs.is_dropped(var):
                 raise IllFormed(f"equation {index} ({eqn.primitive.name}) binds a variable twice")
             bound.add(var)
     for position, atom in enumerate(jaxpr.outvars):
@@ -181,3 +237,5 @@ def _check_types(eqns: Sequence[Eqn]) -> None:
         tracing.check_equations(eqns)
     except tracing.JaxprTypeError as fault:
         raise IllFormed(str(fault)) from None
+    except Exception as fault:  # a typing rule fails by TypeError, ValueError or whatever else
+        raise IllFormed(f"{type(fault).__name__}: {fault}") from fault

@@ -7,11 +7,12 @@ rewritten once and stays shared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..compat import bodies as compat_bodies
-from ..compat import edit, jaxprs, tracing
+from ..compat import edit, jaxprs, tracing, vma
 from ..compat.jaxprs import Atom, Body, Eqn, Var
 from ..matchers.graph import Scope
 from .base import Accepted, SiteDeclined
@@ -76,7 +77,7 @@ class Interpreter:
             return known
         self._keep.append(scope)
         sites = self._by_scope.get(id(scope), {})
-        local = tuple((i, s.rewrite.name, s.replacement.key) for i, s in sorted(sites.items()))
+        local = tuple((i, *_what_is_done(site)) for i, site in sorted(sites.items()))
         below = tuple(
             (index, key, signature)
             for index, children in scope.children.items()
@@ -97,23 +98,30 @@ class Interpreter:
         renamed: dict[Var, Atom] = {}
         retyper = Retyper()
         sites = self._by_scope.get(id(scope), {})
+        changed = False
         try:
             for index, eqn in enumerate(jaxpr.eqns):
-                site = sites.get(index)
-                if site is not None:
-                    emitted.append(self._substitute(site, renamed, retyper))
+                if index in sites:
+                    new = self._substitute(sites[index], renamed, retyper)
+                elif index in scope.children:
+                    new = self._carry_over(scope, index, eqn, renamed, retyper)
+                elif renamed or retyper.active:
+                    new = retyper.equation(jaxprs.substitute(eqn, renamed), renamed)
                 else:
-                    emitted.append(self._carry_over(scope, index, eqn, renamed, retyper))
+                    emitted.append([eqn])
+                    continue
+                changed = changed or len(new) != 1 or new[0] is not eqn
+                emitted.append(new)
         except SiteDeclined as declined:
             declined.blamed = declined.blamed or tuple(retyper.blamed)
             raise
-        if all(len(new) == 1 and new[0] is eqn for new, eqn in zip(emitted, jaxpr.eqns)):
+        if not changed:
             return Rewritten(scope.body, frozenset())
         outvars = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
-        eqns = _prune(jaxpr.eqns, jaxpr.outvars, emitted, outvars)
+        was_live, before = _live(jaxpr.eqns, jaxpr.outvars)
+        eqns, after = _prune(was_live, emitted, outvars)
         body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
         check_rewritten(body, scope.body, retyped=retyper.active)
-        before, after = _read_in(jaxpr.eqns, jaxpr.outvars), _read_in(eqns, outvars)
         unread = frozenset(
             i for i, v in enumerate(jaxprs.invars(body)) if v in before and v not in after
         )
@@ -156,7 +164,8 @@ class Interpreter:
         """The equations that replace a site's root."""
         eqn, replacement = site.match.eqn, site.replacement
         operands = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in replacement.operands]
-        new, values = tracing.splice(replacement.fn, operands, eqn)
+        axes = [vma.varying(v.aval) for v in replacement.results]
+        new, values = tracing.splice(_varying_at_least(replacement.fn, axes), operands, eqn)
         if len(values) != len(replacement.results):
             raise ValueError(
                 f"{site.rewrite.name} returned {len(values)} values, "
@@ -187,49 +196,64 @@ class Interpreter:
         return known
 
 
+def _varying_at_least(
+    fn: Callable[..., Sequence[Any]], axes: Sequence[frozenset[str]]
+) -> Callable[..., Sequence[Any]]:
+    """``fn`` with each result cast to vary over the axes that the value it replaces varies over."""
+
+    def cast(*operands: Any) -> Sequence[Any]:
+        values = list(fn(*operands))
+        for i, wanted in enumerate(axes[: len(values)]):
+            values[i] = vma.pvary(values[i], wanted - vma.varying(tracing.type_of(values[i])))
+        return values
+
+    return cast
+
+
+def _what_is_done(site: Accepted) -> tuple[object, ...]:
+    """Equal for sites of one body at which the same is put in place."""
+    done = site.replacement
+    atoms = (*done.operands, *done.results)
+    return site.rewrite.name, done.key, tuple(id(a) for a in atoms), len(done.operands)
+
+
 def _rebind(eqn: Eqn, mapping: Mapping[Var, Var]) -> Eqn:
     """``eqn`` with some variables, read or bound, given other names."""
     invars = [mapping.get(a, a) if jaxprs.is_var(a) else a for a in eqn.invars]
     outvars = [mapping.get(v, v) for v in eqn.outvars]
-    return eqn.replace(invars=invars, outvars=outvars)
+    effects = jaxprs.renamed_effects(eqn.effects, mapping)
+    return eqn.replace(invars=invars, outvars=outvars, effects=effects)
 
 
-def _read_in(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> set[Var]:
-    read = {a for a in outvars if not jaxprs.is_literal(a)}
-    for eqn in eqns:
-        read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
-    return read
+def _live(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> tuple[set[int], set[Var]]:
+    """Indices of equations with an effect or a reader, all outputs taken as read; what they read.
 
-
-def _live(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> set[int]:
-    """Indices of equations with an effect or a reader, all outputs taken as read."""
-    read = {a for a in outvars if not jaxprs.is_literal(a)}
+    Like the other loops over every equation of a body, it avoids a call per atom.
+    """
+    literal = jaxprs.LITERAL
+    read = {a for a in outvars if type(a) is not literal}
     live: set[int] = set()
     for index in range(len(eqns) - 1, -1, -1):
         eqn = eqns[index]
         if eqn.effects or not read.isdisjoint(eqn.outvars):
             live.add(index)
-            read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
-    return live
+            read.update([a for a in eqn.invars if type(a) is not literal])
+    return live, read
 
 
 def _prune(
-    old: Sequence[Eqn],
-    old_outvars: Sequence[Atom],
-    emitted: Sequence[Sequence[Eqn]],
-    outvars: Sequence[Atom],
-) -> list[Eqn]:
-    """The emitted equations without those that the rewrite left with no reader.
+    was_live: set[int], emitted: Sequence[Sequence[Eqn]], outvars: Sequence[Atom]
+) -> tuple[list[Eqn], set[Var]]:
+    """The emitted equations without those that the rewrite left with no reader; what they read.
 
     What was dead before stays: it is not this rewrite's to remove.
     """
-    was_live = _live(old, old_outvars)
-    read = {a for a in outvars if not jaxprs.is_literal(a)}
+    literal = jaxprs.LITERAL
+    read = {a for a in outvars if type(a) is not literal}
     kept: list[Eqn] = []
     for index in range(len(emitted) - 1, -1, -1):
         for eqn in reversed(emitted[index]):
-            needed = eqn.effects or not read.isdisjoint(eqn.outvars) or index not in was_live
-            if needed:
+            if eqn.effects or not read.isdisjoint(eqn.outvars) or index not in was_live:
                 kept.append(eqn)
-                read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
-    return kept[::-1]
+                read.update([a for a in eqn.invars if type(a) is not literal])
+    return kept[::-1], read

@@ -65,7 +65,9 @@ class Retyper:
 
     def equation(self, eqn: Eqn, renamed: dict[Var, Atom]) -> list[Eqn]:
         """``eqn``, typed again where it reads a retyped value."""
-        if not any(jaxprs.is_var(a) and a in self._retyped for a in eqn.invars):
+        if not self._retyped or not any(
+            jaxprs.is_var(a) and a in self._retyped for a in eqn.invars
+        ):
             return [eqn]
         if eqn.primitive is vma.pvary_p:
             return self._pvary(eqn, renamed)
@@ -79,7 +81,7 @@ class Retyper:
             except Exception:  # jax raises TypeError, ValueError or its own, by primitive
                 before, operands = _vary_together(eqn)
                 eqn = eqn.replace(invars=operands)
-                outs = _out_avals(eqn, [a.aval for a in operands])
+                outs = _out_avals_or_decline(eqn, [a.aval for a in operands])
         return [*before, self._bind(eqn, outs, renamed)]
 
     def carrier(self, old: Eqn, new: Eqn, renamed: dict[Var, Atom]) -> list[Eqn]:
@@ -214,6 +216,16 @@ def _result_axes(entered: Entered, outs: Sequence[Any], result: int, var: Var) -
 def _out_avals(eqn: Eqn, avals: Sequence[Any]) -> list[Any]:
     outs, _ = eqn.primitive.abstract_eval(*avals, **eqn.params)
     return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def _out_avals_or_decline(eqn: Eqn, avals: Sequence[Any]) -> list[Any]:
+    try:
+        return _out_avals(eqn, avals)
+    except Exception as fault:
+        said = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+        raise _decline(
+            f"{eqn.primitive.name} refuses it: {said}", "a reader that takes it"
+        ) from None
 
 
 def _cast(eqn: Eqn, atom: Atom, axes: frozenset[str]) -> tuple[list[Eqn], Atom]:

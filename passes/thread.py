@@ -51,8 +51,10 @@ def thread(closed: Body, source: Path, value: Var, target: Path) -> Threaded:
     """
     shared = _common(source, target)
     up, down = source[shared:], target[shared:]
-    if up and down and up[0][0] >= down[0][0]:
-        raise _declined(f"equation {up[0][0]} computes it, {down[0][0]} needs it", "it comes first")
+    made = _binding(_at(closed, source), value)
+    computed = up[0][0] if up else made
+    if down and computed >= down[0][0]:
+        raise _declined(f"equation {computed} computes it, {down[0][0]} needs it", "it comes first")
     result: list[tuple[Var, int]] = []
 
     def at_common(body: Body) -> Body:
@@ -68,6 +70,23 @@ def thread(closed: Body, source: Path, value: Var, target: Path) -> Threaded:
     changed = _within(closed, source[:shared], at_common)
     var, widest = result[0]
     return Threaded(changed, var, widest)
+
+
+def _at(body: Body, path: Path) -> Body:
+    for index, key in path:
+        body = _body(jaxprs.opened(body).eqns[index], key)
+    return body
+
+
+def _binding(body: Body, value: Var) -> int:
+    """The equation of ``body`` that binds ``value``; -1 for an input."""
+    jaxpr = jaxprs.opened(body)
+    if any(value is v for v in (*jaxpr.invars, *jaxpr.constvars)):
+        return -1
+    for index, eqn in enumerate(jaxpr.eqns):
+        if any(value is v for v in eqn.outvars):
+            return index
+    raise _declined("a value that the source body doesn't bind", "one that it binds")
 
 
 def _common(a: Path, b: Path) -> int:

@@ -372,3 +372,27 @@ def test_a_host_callback_is_refused_with_its_line(fn):
         lower(fn, X)
     line = int(str(caught.value).rpartition(":")[2])
     assert line == fn.__code__.co_firstlineno + 1
+
+
+def test_keys_numbers_and_static_objects_are_arguments_as_they_are():
+    def fn(key, x, scale, options):
+        return jax.random.normal(key, x.shape) * x * scale + options["shift"]
+
+    key, other = jax.random.key(0), jax.random.key(1)
+    one = lower(fn, key, X, 2.0, {"shift": jnp.zeros(16)})
+    assert forms(one) == forms(lower(fn, other, X, 3.0, {"shift": jnp.ones(16)}))
+    assert one.unknowns == ()
+
+
+def test_mutable_state_keeps_its_order():
+    def writes(first, second):
+        def fn(x):
+            ref = jax.new_ref(x)
+            ref[0] = first(ref[0])
+            ref[0] = second(ref[0])
+            return ref[...]
+
+        return lower(fn, X)
+
+    one, other = writes(jnp.sin, jnp.cos), writes(jnp.cos, jnp.sin)
+    assert all(forms(one)[level] != forms(other)[level] for level in LEVELS)

@@ -1,5 +1,9 @@
 """Kernel bodies: decoded on every version, compared op by op, counted by call."""
 
+import contextlib
+import importlib
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,6 +14,7 @@ from jax.experimental.pallas.ops.tpu.megablox import gmm
 
 from relower.lowering import LEVELS, lower
 
+staging = importlib.import_module("relower.lowering.lower")
 S = jax.ShapeDtypeStruct
 X = S((256, 128), jnp.float32)
 
@@ -151,6 +156,16 @@ def test_the_body_is_readable_and_named_by_its_digest(base):
     assert base.ledger["mosaic-version"] == 1
 
 
+def test_lines_of_a_kernel_are_the_users(base):
+    [section] = base.kernels.values()
+    lines = section.text.splitlines()
+    source = Path(__file__).read_text().splitlines()
+    [store] = [i for i, line in enumerate(lines) if "arith.mulf" in line]
+    found = base.locations[section.locations[store]]
+    assert found.file == __file__
+    assert "op(v, constant)" in source[found.line - 1]
+
+
 def test_an_undecodable_body_is_unknown_and_still_compared(normal):
     def text(body):
         config = f"{{\\22custom_call_config\\22: {{\\22body\\22: \\22{body}\\22}}}}"
@@ -199,3 +214,12 @@ def test_flash_attention_decodes():
     assert list(found.kernel_calls.values()) == [1]
     assert digests(found) == digests(attention(128))
     assert digests(found) != digests(attention(256))
+
+
+def test_where_a_kernels_locations_stand_is_noise(base, monkeypatch):
+    monkeypatch.setattr(staging, "kernel_locations", contextlib.nullcontext)
+    beside = program()
+    assert digests(beside) == digests(base)
+    moved = hasattr(jax._src.config, "jax_mosaic_unzip_debug_locations")
+    assert beside.ledger.get("kernel-location", 0) == int(moved)
+    assert "kernel-location" not in base.ledger

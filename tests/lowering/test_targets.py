@@ -1,9 +1,13 @@
 """Targets and meshes."""
 
-import pytest
-from jax.sharding import AxisType
+import importlib.util
 
-from relower.lowering import InputError
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from relower.lowering import InputError, case, lower
 from relower.lowering.targets import make_mesh, parse_target
 
 
@@ -53,3 +57,30 @@ def test_bad_extents(extent):
 def test_too_few_devices():
     with pytest.raises(InputError, match="needs 4 devices, target TPU7x:1x1x1 has 2"):
         make_mesh(parse_target("TPU7x:1x1x1"), {"data": 4}, "auto", "abstract")
+
+
+def test_the_topology_route_gives_the_same_program_or_says_what_it_needs():
+    def build(mesh):
+        spec = NamedSharding(mesh, PartitionSpec("data"))
+
+        def fn(x):
+            return jax.shard_map(
+                lambda part: jax.lax.psum(part @ part.T, "data"),
+                mesh=mesh,
+                in_specs=PartitionSpec("data"),
+                out_specs=PartitionSpec(),
+            )(x)
+
+        return fn, (jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=spec),)
+
+    chosen = case(build, mesh={"data": 4})
+    abstract = lower(chosen)
+    if importlib.util.find_spec("libtpu") is None:
+        with pytest.raises(InputError, match="route 'topology' needs libtpu") as caught:
+            lower(chosen, route="topology")
+        assert "\n" not in str(caught.value)
+        return
+    topology = lower(chosen, route="topology")
+    for level, form in abstract.forms.items():
+        assert topology.forms[level].digest == form.digest
+    assert topology.stamp.fields["route"] == "topology"
