@@ -37,9 +37,7 @@ def order_of_small_keys(keys: jax.Array, low: int, high: int) -> jax.Array:
     """The stable argsort of int32[n] ``keys`` in [low, high], a range that fits 32 bits."""
     slot_bits = (keys.shape[0] - 1).bit_length()
     assert (high - low).bit_length() + slot_bits <= 32, (low, high, keys.shape)
-    packed = keys.astype(jnp.uint32)
-    if low:
-        packed = packed - jnp.uint32(low % 2**32)
+    packed = (keys - low if low else keys).astype(jnp.uint32)
     if slot_bits:
         packed = packed << jnp.uint32(slot_bits) | lax.iota(jnp.uint32, keys.shape[0])
     packed = lax.sort(packed, is_stable=False)

@@ -25,7 +25,7 @@ from ..matchers.fact import Fact
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-from .packed_word import WORD_BITS, modular, pack, unpack_key, unpack_slot
+from .packed_word import WORD_BITS, fits, pack, unpack_key, unpack_slot
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
@@ -74,6 +74,18 @@ def _only_positions(match: Match) -> Reason | None:
                   operands, f"one iota along axis {argsort.axis}")  # fmt: skip
 
 
+def _steps_fit(match: Match) -> Reason | None:
+    argsort = _argsort(match)
+    if argsort.order is None:
+        return None
+    affine, dtype = match.scope.fact(argsort.positions).affine, argsort.positions.aval.dtype
+    span = abs(affine.strides[argsort.axis]) * max(argsort.length - 1, 0) if affine else 0
+    if span <= jnp.iinfo(dtype).max:
+        return None
+    return Reason("wide-positions", "the positions span more than their dtype holds",
+                  f"{span} in {dtype}", f"at most {jnp.iinfo(dtype).max}")  # fmt: skip
+
+
 def _integer_key(match: Match) -> Reason | None:
     dtype = _argsort(match).key.aval.dtype
     if jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_:
@@ -117,7 +129,8 @@ def _fits(match: Match) -> Reason | None:
     if _integer_key(match) is not None or _known_range(match) is not None:
         return None
     key, slot = _bits(match)
-    if key + slot <= WORD_BITS and slot < WORD_BITS:
+    bounds = _bounds(match)
+    if bounds and fits(key, slot, bounds[0], _argsort(match).key.aval.dtype):
         return None
     return Reason("too-many-bits", "key and slot don't fit one word together",
                   f"{key} + {slot} bits", f"at most {WORD_BITS}")  # fmt: skip
@@ -143,7 +156,7 @@ def _replace(match: Match) -> Replacement:
         if not plain:
             # Positions with an offset or a stride: the first along the axis, plus steps.
             start = lax.slice_in_dim(positions, 0, 1, axis=axis) if argsort.length else positions
-            slots = start + slots * modular(step, positions.dtype)
+            slots = start + slots * positions.dtype.type(step)
         keys = unpack_key(word, lo, b, key.dtype)
         return [weak(keys) if weak_key else keys, *(slots.astype(o.dtype) for o in operands[1:])]
 
@@ -182,6 +195,9 @@ PASS = Pass(
             "carries-data",
             "Beside the key the sort carries only positions that rise along its axis.",
             _only_positions,
+        ),
+        Requirement(
+            "wide-positions", "The positions span no more than their dtype holds.", _steps_fit
         ),
         Requirement("key-dtype", "The key is an integer or a bool.", _integer_key),
         Requirement("unknown-range", "The range of the keys is known.", _known_range),

@@ -73,8 +73,10 @@ def _replace(match: Match) -> Replacement:
         # Falling positions tie-break the wrong way round: their negation rises.
         second = positions if rising else lax.neg(positions)
         carried = [operands[i] for i in others]
-        keys, second, *carried = lax.sort(
-            (key, second, *carried), dimension=axis, is_stable=False, num_keys=2
+        # Bound as it is: `lax.sort` would cast all operands to vary over the same mesh axes, where
+        # the positions that this replaces may be typed as equal on all devices.
+        keys, second, *carried = sort_primitive().bind(
+            key, second, *carried, dimension=axis, is_stable=False, num_keys=2
         )
         positions = second if rising else lax.neg(second)
         results = {0: keys, order: positions, **dict(zip(others, carried, strict=True))}

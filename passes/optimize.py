@@ -167,7 +167,9 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
                 done = interpreter.rewrite(flow.root)
                 break
             except SiteDeclined as declined:
-                _refuse(declined, accepted, found, refused)
+                _refuse(declined, accepted, refused)
+                # A pass of less preference may take what this one had to give back.
+                accepted, found = _match(flow, passes, refused, taken)
                 interpreter = interpreter.again(accepted)
         sites = _merge(sites, found.values())
         if accepted:
@@ -301,27 +303,20 @@ def _refusal_key(p: Pass, scope: Scope, index: int) -> tuple[Any, ...]:
 
 def _refuse(
     declined: SiteDeclined,
-    accepted: dict[_Key, Accepted],
-    found: dict[tuple[_Key, str], Site],
+    accepted: Mapping[_Key, Accepted],
     refused: dict[tuple[Any, ...], Reason],
 ) -> None:
-    """Take the sites that can't be substituted out of this round, with the reason."""
-    blamed = declined.blamed
+    """Remember which equations can't be substituted, and why.
+
+    The same equation in other contexts goes with them: what was done to it may be shared.
+    """
+    offered = {_refusal_key(s.rewrite, s.match.scope, s.match.index) for s in accepted.values()}
+    blamed = {
+        _refusal_key(s.rewrite, s.match.scope, s.match.index) for s in declined.blamed
+    } & offered
     if not blamed:
-        raise declined
-    refusals = {_refusal_key(s.rewrite, s.match.scope, s.match.index) for s in blamed}
-    refused.update(dict.fromkeys(refusals, declined.reason))
-    remaining = len(accepted)
-    # The same equation in other contexts goes with it: what was done to it may be shared.
-    for key, site in list(accepted.items()):
-        if _refusal_key(site.rewrite, site.match.scope, site.match.index) in refusals:
-            del accepted[key]
-            was = found[key, site.rewrite.name]
-            found[key, site.rewrite.name] = replace(
-                was, status=Status.DECLINED, reasons=(declined.reason,)
-            )
-    if len(accepted) == remaining:
         raise declined  # the fault lies with no site of this round: to try again would not end
+    refused.update(dict.fromkeys(blamed, declined.reason))
 
 
 def _visited(flow: Dataflow) -> tuple[int, int, tuple[NotEnteredGroup, ...]]:

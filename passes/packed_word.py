@@ -14,13 +14,32 @@ _WORD = np.uint32
 
 
 def pack(key: jax.Array, lo: int, b: int, axis: int) -> jax.Array:
-    """``uint32(key - lo) << b | slot``; exact modulo 2³² for integer keys of any width."""
-    word = key.astype(_WORD)
-    if lo:
-        word = word - _WORD(lo % 2**WORD_BITS)
+    """``uint32(key - lo) << b | slot``, for keys that `fits` admits.
+
+    No step leaves its dtype: what an integer operation does on overflow is not for StableHLO to
+    say, so narrow keys are widened before ``lo`` is taken off.
+    """
+    if key.dtype != jnp.bool_:
+        key = key.astype(_wide(key.dtype))
+        word = (key - key.dtype.type(lo) if lo else key).astype(_WORD)
+    else:
+        word = key.astype(_WORD) - _WORD(lo) if lo else key.astype(_WORD)
     if b:
         word = (word << _WORD(b)) | lax.broadcasted_iota(_WORD, key.shape, axis)
     return word
+
+
+def fits(key_bits: int, slot_bits: int, lo: int, dtype: Any) -> bool:
+    """Whether keys in a range of ``key_bits`` bits from ``lo`` pack exactly with their slots."""
+    signed = jnp.issubdtype(dtype, jnp.signedinteger) and np.dtype(dtype).itemsize <= 4
+    if lo and signed and key_bits == WORD_BITS:
+        return False  # key - lo would overflow
+    return key_bits + slot_bits <= WORD_BITS and slot_bits < WORD_BITS
+
+
+def _wide(dtype: Any) -> Any:
+    """The dtype in which ``key - lo`` is exact: the key's own, or int32 where that is narrower."""
+    return jnp.int32 if np.dtype(dtype).itemsize < 4 else dtype
 
 
 def unpack_slot(word: jax.Array, b: int, dtype: Any) -> jax.Array:
@@ -33,14 +52,6 @@ def unpack_key(word: jax.Array, lo: int, b: int, dtype: Any) -> jax.Array:
     offset = word >> _WORD(b) if b else word
     if dtype == jnp.bool_:
         return offset != 0 if not lo else jnp.ones_like(offset, dtype)
-    # In the key's own dtype: a word is too short for the ``lo`` of a 64-bit key.
-    key = offset.astype(dtype)
-    return key + modular(lo, dtype) if lo else key
-
-
-def modular(value: int, dtype: Any) -> np.generic:
-    """The scalar of an integer dtype that equals ``value`` modulo 2 to the dtype's width."""
-    info = jnp.iinfo(dtype)
-    least, greatest = int(info.min), int(info.max)
-    scalar: np.generic = np.dtype(dtype).type((value - least) % (greatest - least + 1) + least)
-    return scalar
+    wide = np.dtype(_wide(dtype))
+    key = offset.astype(wide)
+    return (key + wide.type(lo) if lo else key).astype(dtype)
