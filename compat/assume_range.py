@@ -10,10 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-
-from jax._src.interpreters import partial_eval as pe
 
 assume_range_p: Any = Primitive("assume_range")
 assume_range_p.def_impl(lambda x, *, lo, hi: x)
@@ -69,7 +68,8 @@ def _register_checkify() -> None:
     checkify.error_checks[assume_range_p] = _checked
 
 
-def _checked(error: Any, enabled: Any, x: Any, *, lo: Any, hi: Any) -> tuple[Any, Any]:
+def _checked(*args: Any, lo: Any, hi: Any) -> tuple[Any, Any]:
+    *context, error, enabled, x = args  # a context leads from jax 0.12 on
     import jax.numpy as jnp
     from jax._src import checkify
     from jax._src.source_info_util import current
@@ -81,7 +81,8 @@ def _checked(error: Any, enabled: Any, x: Any, *, lo: Any, hi: Any) -> tuple[Any
     found = x.reshape(-1)[jnp.argmax(outside)]
     message = f"assume_range: found {{found}}, wanted a value in [{lo}, {hi}]"
     failure = checkify.FailedCheckError(current().traceback, message, found=found)
-    return checkify.assert_func(error, outside.any(), failure), result
+    fail: Any = checkify.assert_func
+    return fail(*context, error, outside.any(), failure), result
 
 
 def _register_mosaic() -> None:

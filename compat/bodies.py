@@ -93,24 +93,55 @@ class Carried:
     not_entered: tuple[NotEntered, ...] = ()
 
 
-_NOTHING = Carried()
+NOTHING = Carried()
 
 
 def carried(eqn: Eqn) -> Carried:
     """The bodies of ``eqn``, entered or listed with the reason why not."""
-    params = eqn.params
+    if eqn.primitive in _leaves():
+        return NOTHING
     handler = _handler(eqn.primitive)
     if handler is not None:
         return handler(eqn)
     # Most equations carry nothing: find that out without building anything.
-    found: list[NotEntered] | None = None
-    for name, value in params.items():
-        if type(value) in _PLAIN:
-            continue
-        for body in _bodies_in(value):
-            found = found if found is not None else []
-            found.append(NotEntered(name, _reason(eqn, body), body))
-    return _NOTHING if found is None else Carried(not_entered=tuple(found))
+    for value in eqn.params.values():
+        kind = type(value)
+        if kind in _BODY_TYPES or (
+            (kind is tuple or kind is list) and not _BODY_TYPES.isdisjoint(map(type, value))
+        ):
+            return _list_bodies(eqn)
+    return NOTHING
+
+
+# The commonest primitives of those that carry nothing: knowing them saves reading their params.
+_LEAVES = """
+abs_p add_p and_p argmax_p argmin_p broadcast_in_dim_p clamp_p concatenate_p convert_element_type_p
+cos_p cumsum_p div_p dot_general_p dynamic_slice_p dynamic_update_slice_p eq_p erf_p exp_p gather_p
+ge_p gt_p integer_pow_p iota_p is_finite_p le_p log_p log1p_p logistic_p lt_p max_p min_p mul_p ne_p
+neg_p not_p or_p pad_p pow_p reduce_and_p reduce_max_p reduce_min_p reduce_or_p reduce_sum_p rem_p
+reshape_p rev_p rsqrt_p select_n_p shift_left_p shift_right_arithmetic_p shift_right_logical_p
+sign_p sin_p slice_p sort_p sqrt_p square_p squeeze_p stop_gradient_p sub_p tanh_p top_k_p
+transpose_p xor_p
+"""
+
+
+@functools.cache
+def _leaves() -> frozenset[Any]:
+    from jax._src import ad_util
+    from jax.extend.core import primitives
+
+    named = (getattr(primitives, name, None) for name in _LEAVES.split())
+    return frozenset(p for p in (*named, ad_util.add_jaxvals_p) if p is not None)
+
+
+def _list_bodies(eqn: Eqn) -> Carried:
+    return Carried(
+        not_entered=tuple(
+            NotEntered(name, _reason(eqn, body), body)
+            for name, value in eqn.params.items()
+            for body in _bodies_in(value)
+        )
+    )
 
 
 def arity(eqn: Eqn) -> tuple[int, int, dict[BodyKey, int]] | None:
@@ -156,7 +187,7 @@ def with_bodies(eqn: Eqn, bodies: Mapping[BodyKey, Body]) -> Eqn:
     return eqn.replace(params=params)
 
 
-_PLAIN = frozenset({bool, int, float, str, type(None)})
+_BODY_TYPES = jaxprs.BODY_TYPES
 
 
 def _bodies_in(value: object) -> Iterator[Body]:
@@ -175,7 +206,7 @@ def _reason(eqn: Eqn, body: Body) -> str:
     return f"no rule for the bodies of {eqn.primitive.name}"
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.cache
 def _same(n: int, start: int = 0) -> tuple[Port, ...]:
     return tuple(Port(start + i, Flow.SAME) for i in range(n))
 

@@ -135,7 +135,7 @@ def add_output(eqn: Eqn, key: BodyKey, inner: Atom) -> tuple[Eqn, Var]:
     elif eqn.primitive is bodies.shard_map_primitive():
         spec = _shard_spec(eqn, aval)
         params["out_specs"] = (*params["out_specs"], spec)
-        aval = _unsharded(eqn, spec, aval)
+        aval = unsharded_type(eqn, spec, aval)
     elif not _is_plain_call(eqn):
         raise CannotEdit(f"no rule adds an output to {eqn.primitive.name}")
     outvars = [*jaxprs.opened(body).outvars, inner]
@@ -169,7 +169,7 @@ def add_input(eqn: Eqn, key: BodyKey, outer: Atom, *, sliced: bool) -> tuple[Eqn
     elif eqn.primitive is bodies.shard_map_primitive():
         spec = _side_by_side(eqn) if sliced else _replicated()
         params["in_specs"] = (*params["in_specs"], spec)
-        aval = _sharded(eqn, spec, aval)
+        aval = sharded_type(eqn, spec, aval)
     elif isinstance(params.get("prevent_cse"), tuple):
         params["prevent_cse"] = (*params["prevent_cse"], True)
     elif not _is_plain_call(eqn):
@@ -235,14 +235,16 @@ def _replicated() -> Any:
     return jax.sharding.PartitionSpec()
 
 
-def _sharded(eqn: Eqn, spec: Any, aval: Any) -> Any:
+def sharded_type(eqn: Eqn, spec: Any, aval: Any) -> Any:
+    """The type of one device's part of an operand of a shard_map."""
     from jax._src import shard_map as sm
 
     p = eqn.params
     return sm.shard_aval(p["mesh"], p["newly_manual_axes"], p["check_vma"], spec, aval)
 
 
-def _unsharded(eqn: Eqn, spec: Any, aval: Any) -> Any:
+def unsharded_type(eqn: Eqn, spec: Any, aval: Any) -> Any:
+    """The type that a shard_map gives to a result with parts of type ``aval``."""
     from jax._src import shard_map as sm
 
     p = eqn.params

@@ -26,16 +26,21 @@ _Closed: Any = getattr(core, "ClosedJaxpr", None)
 _VarType: Any = core.Var
 _LiteralType: Any = core.Literal
 DropVar: Any = core.DropVar
+LITERAL: Any = _LiteralType
+"""The type of literals, for loops in which a call per atom would cost too much."""
+
+
+BODY_TYPES = frozenset({core.Jaxpr} if _Closed is None else {core.Jaxpr, _Closed})
 
 
 def is_body(value: object) -> bool:
     """Whether ``value`` is a jaxpr of either kind."""
-    return isinstance(value, core.Jaxpr) or (_Closed is not None and isinstance(value, _Closed))
+    return type(value) in BODY_TYPES
 
 
 def is_literal(atom: Atom) -> bool:
     """Whether an equation's operand is a literal rather than a variable."""
-    return isinstance(atom, _LiteralType)
+    return type(atom) is _LiteralType
 
 
 def is_var(atom: Atom) -> bool:
@@ -104,7 +109,10 @@ def new_var(aval: Any) -> Var:
 
 def substitute(eqn: Eqn, mapping: Mapping[Var, Atom]) -> Eqn:
     """``eqn`` reading ``mapping[v]`` instead of each ``v``; the same object if it reads none."""
-    if not any(is_var(a) and a in mapping for a in eqn.invars):
+    for atom in eqn.invars:
+        if type(atom) is not _LiteralType and atom in mapping:
+            break
+    else:
         return eqn
     return eqn.replace(
         invars=[mapping.get(a, a) if is_var(a) else a for a in eqn.invars],

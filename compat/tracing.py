@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api_util, config, core, pjit
+from jax._src import api_util, config, core, pjit, source_info_util
 from jax._src import linear_util as lu
+from jax._src.effects import JaxprInputEffect
 from jax._src.interpreters import partial_eval as pe
 
 from . import jaxprs
@@ -96,9 +97,67 @@ def close(jaxpr: Any, consts: Sequence[Any]) -> Body:
     return closed(jaxpr, consts) if closed is not None else jaxpr.with_consts(consts)
 
 
+def is_staging() -> bool:
+    """Whether the caller is being traced to a jaxpr, rather than differentiated or run."""
+    return isinstance(core.trace_ctx.trace, pe.DynamicJaxprTrace)
+
+
 def evaluate(closed: Body, *args: Any) -> list[Any]:
     """Evaluate a closed jaxpr under the caller's trace, keeping names, lines and contexts."""
+    if is_staging() and not _is_high(closed):
+        return _stage(core.trace_ctx.trace, closed, args)
     return core.jaxpr_as_fun(closed)(*args)  # type: ignore[no-any-return]
+
+
+def _is_high(closed: Body) -> bool:
+    """Whether a primitive needs jax's lowering of high-level types, which binding it does."""
+    return bool(jaxprs.opened(closed).is_high)
+
+
+def _stage(current: Any, closed: Body, args: Sequence[Any]) -> list[Any]:
+    """Append the equations of a jaxpr to the one being traced, as they are.
+
+    Binding each primitive again would derive what its equation already says; this takes a fifth
+    of the time. Like jax's own inlining of jitted calls, but each equation keeps its own line.
+    """
+    jaxpr = jaxprs.opened(closed)
+    here = source_info_util.current()
+    env: dict[Var, Any] = {
+        var: current.new_const(value, source_info=here)
+        for var, value in zip(jaxpr.constvars, jaxprs.consts(closed), strict=True)
+    }
+    env.update(
+        (var, current.to_jaxpr_tracer(value, here))
+        for var, value in zip(jaxpr.invars, args, strict=True)
+    )
+
+    def read(atom: Atom) -> Any:
+        if type(atom) is jaxprs.LITERAL:
+            return pe.DynamicJaxprTracer(current, atom.aval, atom, here)
+        return env[atom]
+
+    outside = here.name_stack
+    prefixed = bool(outside.stack)
+    for eqn in jaxpr.eqns:
+        effects, where = eqn.effects, eqn.source_info
+        if effects:
+            effects = {
+                e.replace(env[e.input].val) if isinstance(e, JaxprInputEffect) else e
+                for e in effects
+            }
+        if prefixed:
+            where = where.replace(name_stack=outside + where.name_stack)
+        results = current.emit_eqn(
+            [read(a) for a in eqn.invars],
+            [v.aval for v in eqn.outvars],
+            eqn.primitive,
+            eqn.params,
+            effects,
+            where,
+            eqn.ctx,
+        )
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(a) for a in jaxpr.outvars]
 
 
 def trace_context() -> Any:

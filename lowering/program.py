@@ -35,8 +35,9 @@ class Section:
     """One function or one kernel body in canonical text, one operation a line."""
 
     name: str
-    """``main``, ``f1``, ``f2``, … in order of first use; a kernel is ``kernel:<digest[:12]>``."""
-    kind: Literal["function", "kernel"]
+    """``main``, ``f1``, ``f2``, … in order of first use; a kernel is ``kernel:<digest[:12]>``; the
+    attributes and meshes of the whole are ``module``."""
+    kind: Literal["module", "function", "kernel"]
     text: str
     label: str = ""
     """What the user calls it (the function's or kernel's own name); never part of a digest."""
@@ -74,7 +75,8 @@ class Stamp:
     """What must agree before two programs may be compared."""
 
     fields: Mapping[str, str]
-    """jax, jaxlib, libtpu, mosaic, route, target, mesh, axis types, x64, flags and so on."""
+    """jax, jaxlib, libtpu, mosaic, route, target, mesh, axis_types, mesh_context, partitioner, x64,
+    prng, flags."""
     queries: tuple[str, ...] = ()
     """Platform queries seen while tracing, each with its caller's line."""
 

@@ -39,7 +39,7 @@ class Argsort:
     rising: bool
     """Whether the positions rise, rather than fall, along the axis."""
     repeats: tuple[int, ...]
-    """Other operands that hold the same value as operand ``order``."""
+    """Other operands that hold the same value as operand ``order``, maybe in another dtype."""
     others: tuple[int, ...]
     """Operands that are neither key nor positions."""
 
@@ -88,17 +88,21 @@ def _monotone_operand(scope: Scope, eqn: Eqn, axis: int, length: int) -> int | N
 
 
 def _repeats(scope: Scope, eqn: Eqn, order: int) -> tuple[int, ...]:
-    """Operands with the same value: the same variable, or the same known affine form."""
+    """Operands with the same value: the same variable, or the same known affine form.
+
+    An affine form is exact, so the dtypes may differ: differentiating a sort of pairs adds an iota
+    of unsigned integers beside the signed one.
+    """
     first = eqn.invars[order]
     fact = scope.fact(first)
     exact = fact.affine is not None and fact.affine.offset is not None
     found: list[int] = []
     for position, atom in enumerate(eqn.invars[1:], start=1):
-        if position == order:
+        if position == order or atom.aval.weak_type != first.aval.weak_type:
             continue
         same_value = scope.resolve(atom) == scope.resolve(first)
         same_form = exact and scope.fact(atom).affine == fact.affine
-        if atom.aval.dtype == first.aval.dtype and (same_value or same_form):
+        if same_value or same_form:
             found.append(position)
     return tuple(found)
 

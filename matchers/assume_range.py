@@ -13,6 +13,8 @@ from jaxtyping import Array, Shaped
 from ..compat.assume_range import assume_range_p, register_where_loaded
 from .fact import limits
 
+_finfo: Any = jnp.finfo
+
 
 def assume_range(x: Shaped[Array, "*dims"], lo: float, hi: float) -> Shaped[Array, "*dims"]:
     """States that every element of ``x`` lies in ``[lo, hi]``; returns ``x``.
@@ -21,6 +23,10 @@ def assume_range(x: Shaped[Array, "*dims"], lo: float, hi: float) -> Shaped[Arra
     under every transform, also inside Pallas kernels, and lowers to nothing. To test the
     statement, run the program under `jax.experimental.checkify`: a value outside (or NaN) fails a
     user check that names it.
+
+    One limit: where a loop or a call returns a value that it was merely passed, jax takes it from
+    outside; it doesn't see through a statement about such a value, as it doesn't through a
+    ``checkpoint_name``. State ranges where values are made or used.
 
     Where `relower` can prove that a statement is wrong, it uses what it proved, and lists the
     contradiction in its report: the code in question may be one that never runs.
@@ -40,7 +46,8 @@ def assume_range(x: Shaped[Array, "*dims"], lo: float, hi: float) -> Shaped[Arra
     if low > high:
         raise ValueError(f"assume_range: found lo={low} > hi={high}; wanted lo <= hi")
     register_where_loaded()
-    return assume_range_p.bind(x, lo=low, hi=high)  # type: ignore[no-any-return]
+    result: Array = assume_range_p.bind(x, lo=low, hi=high)
+    return result
 
 
 def _bound_type(dtype: Any) -> Any:
@@ -72,11 +79,11 @@ def _whole(name: str, bound: Any, dtype: Any, limit: tuple[int, int]) -> int:
 def _real(name: str, bound: Any, dtype: Any) -> float:
     try:
         value = float(bound)
-    except (TypeError, jax.errors.ConcretizationTypeError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"assume_range: found {name}={bound!r}; wanted a Python float for an array of {dtype}"
         ) from error
-    greatest = float(jnp.finfo(dtype).max)
+    greatest = float(_finfo(dtype).max)
     if math.isnan(value) or (math.isfinite(value) and abs(value) > greatest):
         raise ValueError(
             f"assume_range: found {name}={value}; wanted a bound that {dtype} can hold, "

@@ -101,14 +101,14 @@ def _fact(
     constant: Constant | None,
 ) -> Fact:
     """`UNKNOWN` itself where nothing is known, so that identity is enough to ask for it."""
-    if lo is hi is affine is permutation is constant is None:
-        return UNKNOWN
-    return Fact(lo, hi, affine, permutation, constant)
+    fact = Fact(lo, hi, affine, permutation, constant)
+    return UNKNOWN if fact == UNKNOWN else fact
 
 
 _BOOL = Fact(0, 1)
 _UNSIGNED = Fact(0)
 
+_iinfo: Any = jnp.iinfo
 _limits: dict[Any, tuple[int, int] | None] = {}
 _defaults: dict[Any, Fact] = {None: UNKNOWN}
 
@@ -126,7 +126,7 @@ def _find_limits(dtype: Any) -> tuple[int, int] | None:
         return 0, 1
     if not jnp.issubdtype(dtype, jnp.integer):
         return None
-    info = jnp.iinfo(dtype)
+    info = _iinfo(dtype)
     return int(info.min), int(info.max)
 
 
@@ -215,6 +215,13 @@ def _affine_permutation(affine: Affine, shape: Sequence[int]) -> int | None:
 def floating(value: float) -> Fact:
     """The fact about a floating point array that holds ``value`` everywhere."""
     return UNKNOWN if value != value else Fact(constant=Constant.of(float(value)))
+
+
+def of_scalar(value: Any, aval: Aval) -> Fact:
+    """What a concrete number of type ``aval`` tells."""
+    if limits(aval.dtype) is not None:
+        return integer(aval, int(value), int(value))
+    return floating(float(value)) if jnp.issubdtype(aval.dtype, jnp.floating) else UNKNOWN
 
 
 def of_array(value: np.ndarray[Any, Any], aval: Aval) -> Fact:

@@ -16,7 +16,7 @@ from ..compat.assume_range import assume_range_p
 from ..compat.bodies import BodyKey, Carried, Role, carried
 from ..compat.primitives import host_array, primitive
 from . import loops
-from .fact import UNKNOWN, Fact, default_of, join, limits, of_array
+from .fact import UNKNOWN, Fact, default_of, join, limits, of_array, of_scalar
 from .flow import inflow, outflow
 from .relations import floor_divided
 from .transfer import contradicts, is_static, rules
@@ -67,6 +67,22 @@ class Analysis:
         self._seen: dict[tuple[int, tuple[Fact, ...]], BodyFacts] = {}
         self._contradictions: dict[int, Contradiction] = {}
         self._constants: dict[int, tuple[Any, Fact]] = {}
+        self._origins: dict[int, tuple[jaxprs.Body, list[BodyFacts]]] = {}
+
+    def rewritten(self, body: jaxprs.Body, origin: BodyFacts) -> None:
+        """Say that ``body`` was made from the body of ``origin`` by a rewrite.
+
+        Variables that both share hold the same values, so that what is known of them is known
+        already and only the new equations need be looked at.
+        """
+        self._origins.setdefault(id(body), (body, []))[1].append(origin)
+
+    def _origin(self, body: jaxprs.Body, inputs: Sequence[Fact]) -> BodyFacts | None:
+        """The facts of the body that this one was made from, where its inputs have the same."""
+        for origin in self._origins.get(id(body), (body, []))[1]:
+            if all(origin.fact(v) == f for v, f in zip(jaxprs.invars(body), inputs)):
+                return origin
+        return None
 
     @property
     def contradictions(self) -> tuple[Contradiction, ...]:
@@ -90,7 +106,7 @@ class Analysis:
         found = self._seen.get(key)
         if found is None:
             found = self._seen[key] = BodyFacts(body, inputs)
-            _BodyAnalysis(self, found).run()
+            _BodyAnalysis(self, found).run(self._origin(body, inputs))
         return found
 
     def _constant(self, value: Any, aval: Any) -> Fact:
@@ -116,8 +132,13 @@ class _BodyAnalysis:
         self.jaxpr = jaxprs.opened(result.body)
         self._producers: dict[Any, Any] | None = None
 
-    def run(self) -> None:
+    def run(self, origin: BodyFacts | None = None) -> None:
+        """Fill in the facts, taking over those of the body that this one was made from."""
         facts, jaxpr = self.result._facts, self.jaxpr
+        known: dict[int, int] = {}
+        if origin is not None:
+            facts.update(origin._facts)
+            known = {id(eqn): i for i, eqn in enumerate(jaxprs.opened(origin.body).eqns)}
         consts = jaxprs.consts(self.result.body)
         if len(consts) == len(jaxpr.constvars):
             for var, value in zip(jaxpr.constvars, consts):
@@ -126,6 +147,11 @@ class _BodyAnalysis:
         table = rules()
         select_p, call_p = primitive("select_n_p"), primitive("jit_p")
         for index, eqn in enumerate(jaxpr.eqns):
+            before = known.get(id(eqn))
+            if origin is not None and before is not None:
+                if before in origin._children:
+                    self.result._children[index] = origin._children[before]
+                continue
             rule = table.get(eqn.primitive)
             if rule is not None:
                 self._apply(eqn, *rule)
@@ -133,6 +159,9 @@ class _BodyAnalysis:
                 self._descend(index, eqn)
             if eqn.primitive is select_p or eqn.primitive is call_p:
                 self._relate(eqn)
+            if origin is not None:
+                # The rewrite kept the value, and perhaps hid how it came about.
+                facts.update({v: origin._facts[v] for v in eqn.outvars if v in origin._facts})
         self.result.outputs = tuple(map(self.result.fact, jaxpr.outvars))
 
     def _apply(self, eqn: jaxprs.Eqn, rule: Any, is_source: bool) -> None:
@@ -199,7 +228,10 @@ class _BodyAnalysis:
 
 
 def _of_literal(atom: jaxprs.Literal) -> Fact:
+    aval = atom.aval
+    if getattr(aval, "shape", None) == ():  # nearly all of them
+        return of_scalar(atom.val, aval)
     array = host_array(atom.val)
-    if array is None or array.size > _MOST_ELEMENTS or not hasattr(atom.aval, "shape"):
-        return default_of(atom.aval)
-    return of_array(array, atom.aval)
+    if array is None or array.size > _MOST_ELEMENTS or not hasattr(aval, "shape"):
+        return default_of(aval)
+    return of_array(array, aval)

@@ -237,18 +237,20 @@ class Dataflow:
             return known
         jaxpr = jaxprs.opened(facts.body)
         scope = Scope(facts.body, facts, demanded, jaxpr.eqns)
+        literal = jaxprs.LITERAL  # asked for once: this loop visits every equation
         read: set[Var] = {
-            a for a, d in zip(jaxpr.outvars, demanded, strict=True) if d and jaxprs.is_var(a)
+            a for a, d in zip(jaxpr.outvars, demanded, strict=True) if d and type(a) is not literal
         }
         live: list[int] = []
-        for index in range(len(jaxpr.eqns) - 1, -1, -1):
-            eqn = jaxpr.eqns[index]
+        definitions, eqns = scope._definitions, jaxpr.eqns
+        for index in range(len(eqns) - 1, -1, -1):
+            eqn = eqns[index]
             for result, var in enumerate(eqn.outvars):
-                scope._definitions[var] = (index, result)
-            if not eqn.effects and read.isdisjoint(eqn.outvars):
+                definitions[var] = (index, result)
+            if read.isdisjoint(eqn.outvars) and not eqn.effects:
                 continue
             live.append(index)
-            read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
+            read.update([a for a in eqn.invars if type(a) is not literal])
             self._enter_bodies(scope, index, eqn, read)
         scope.live = live[::-1]
         self._scopes[key] = scope
@@ -256,7 +258,7 @@ class Dataflow:
 
     def _enter_bodies(self, scope: Scope, index: int, eqn: Eqn, read: set[Var]) -> None:
         carried = compat_bodies.carried(eqn)
-        if not carried.entered and not carried.not_entered:
+        if carried is compat_bodies.NOTHING:
             return
         scope.not_entered.extend((index, n) for n in carried.not_entered)
         if not carried.entered:

@@ -1,4 +1,4 @@
-"""Transfer rules of elementwise arithmetic, logic and comparisons.
+"""Transfer rules of elementwise arithmetic and conversions.
 
 Each rule maps an equation and the facts of its operands to the fact of its result. Arithmetic is
 done in exact integers; `integer` gives up where a result could leave the dtype and wrap around.
@@ -17,19 +17,17 @@ from .fact import (
     UNKNOWN,
     Affine,
     Aval,
-    Constant,
     Fact,
     default,
-    elements,
     floating,
     integer,
-    join,
     limits,
-    mix,
 )
 
 Facts = Sequence[Fact]
 Rule = Callable[[Any, Facts], Fact | Sequence[Fact]]
+
+_finfo: Any = jnp.finfo
 
 
 def affine_of(fact: Fact, aval: Aval, rank: int) -> Affine | None:
@@ -40,7 +38,8 @@ def affine_of(fact: Fact, aval: Aval, rank: int) -> Affine | None:
     return Affine(None, (0,) * rank) if all(n == 1 for n in aval.shape) else None
 
 
-def _sum(a: Affine | None, b: Affine | None, sign: int) -> Affine | None:
+def affine_sum(a: Affine | None, b: Affine | None, sign: int) -> Affine | None:
+    """``a + sign · b``."""
     if a is None or b is None:
         return None
     known = a.offset is not None and b.offset is not None
@@ -50,7 +49,8 @@ def _sum(a: Affine | None, b: Affine | None, sign: int) -> Affine | None:
     )
 
 
-def _scaled(a: Affine | None, factor: Fact) -> Affine | None:
+def affine_scaled(a: Affine | None, factor: Fact) -> Affine | None:
+    """An affine form times a constant."""
     if a is None or factor.constant is None:
         return None
     by = int(factor.constant.value)
@@ -75,17 +75,18 @@ def _float_result(
 
 def _all_exact(dtype: Any, *values: float) -> bool:
     """Whether values are zero or normal numbers of ``dtype``: subnormals may be flushed."""
-    tiny = float(jnp.finfo(dtype).tiny)
+    info = _finfo(dtype)
     return all(
         math.isfinite(v)
-        and (v == 0 or abs(v) >= tiny)
-        and abs(v) <= float(jnp.finfo(dtype).max)
+        and (v == 0 or abs(v) >= float(info.tiny))
+        and abs(v) <= float(info.max)
         and float(jnp.dtype(dtype).type(v)) == v
         for v in values
     )
 
 
-def _operands(eqn: Any, facts: Facts) -> list[tuple[int, int]]:
+def operand_ranges(eqn: Any, facts: Facts) -> list[tuple[int, int]]:
+    """The operands' ranges, with their dtypes' limits where none are known."""
     return [f.range(v.aval.dtype) for f, v in zip(facts, eqn.invars)]
 
 
@@ -94,11 +95,11 @@ def _additive(sign: int, fold: Callable[..., float]) -> Rule:
         out = eqn.outvars[0].aval
         if limits(out.dtype) is None:
             return _float_result(fold, out, facts)
-        (a, b), (c, d) = _operands(eqn, facts)
+        (a, b), (c, d) = operand_ranges(eqn, facts)
         lo, hi = (a + c, b + d) if sign > 0 else (a - d, b - c)
         rank = len(out.shape)
         x, y = (affine_of(f, v.aval, rank) for f, v in zip(facts, eqn.invars))
-        return integer(out, lo, hi, _sum(x, y, sign), _reflected(eqn, facts, sign))
+        return integer(out, lo, hi, affine_sum(x, y, sign), _reflected(eqn, facts, sign))
 
     return rule
 
@@ -116,11 +117,11 @@ def mul(eqn: Any, facts: Facts) -> Fact:
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
         return _float_result(operator.mul, out, facts)
-    (a, b), (c, d) = _operands(eqn, facts)
+    (a, b), (c, d) = operand_ranges(eqn, facts)
     corners = (a * c, a * d, b * c, b * d)
     rank = len(out.shape)
     x, y = (affine_of(f, v.aval, rank) for f, v in zip(facts, eqn.invars))
-    affine = _scaled(x, facts[1]) or _scaled(y, facts[0])
+    affine = affine_scaled(x, facts[1]) or affine_scaled(y, facts[0])
     return integer(out, min(corners), max(corners), affine)
 
 
@@ -129,9 +130,9 @@ def neg(eqn: Any, facts: Facts) -> Fact:
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
         return _float_result(operator.neg, out, facts, rounds=False)
-    ((lo, hi),) = _operands(eqn, facts)
+    ((lo, hi),) = operand_ranges(eqn, facts)
     zero = Affine(0, (0,) * len(out.shape))
-    return integer(out, -hi, -lo, _sum(zero, facts[0].affine, -1))
+    return integer(out, -hi, -lo, affine_sum(zero, facts[0].affine, -1))
 
 
 def _truncated(n: int, d: int) -> int:
@@ -160,7 +161,8 @@ def div(eqn: Any, facts: Facts) -> Fact:
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
         return UNKNOWN
-    found = quotient_range(*_operands(eqn, facts), _truncated)
+    numerator, denominator = operand_ranges(eqn, facts)
+    found = quotient_range(numerator, denominator, _truncated)
     return default(out.dtype) if found is None else integer(out, *found)
 
 
@@ -174,7 +176,7 @@ def rem(eqn: Any, facts: Facts) -> Fact:
     limit = limits(out.dtype)
     if limit is None:
         return UNKNOWN
-    (a, b), (c, d) = _operands(eqn, facts)
+    (a, b), (c, d) = operand_ranges(eqn, facts)
     if c <= 0 <= d or (a == limit[0] < 0 and c <= -1 <= d):
         return default(out.dtype)
     nearest, farthest = min(abs(c), abs(d)), max(abs(c), abs(d))
@@ -188,7 +190,7 @@ def sign(eqn: Any, facts: Facts) -> Fact:
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
         return UNKNOWN
-    ((lo, hi),) = _operands(eqn, facts)
+    ((lo, hi),) = operand_ranges(eqn, facts)
     return integer(out, (lo > 0) - (lo < 0), (hi > 0) - (hi < 0))
 
 
@@ -197,7 +199,7 @@ def absolute(eqn: Any, facts: Facts) -> Fact:
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
         return _float_result(abs, out, facts, rounds=False)
-    ((lo, hi),) = _operands(eqn, facts)
+    ((lo, hi),) = operand_ranges(eqn, facts)
     if lo >= 0:
         return facts[0]
     return integer(out, 0 if hi >= 0 else -hi, max(-lo, hi))
@@ -210,7 +212,7 @@ def _power(eqn: Any, facts: Facts, exponent: int) -> Fact:
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None or exponent < 0:
         return default(out.dtype)
-    ((lo, hi),) = _operands(eqn, facts)
+    ((lo, hi),) = operand_ranges(eqn, facts)
     if max(abs(lo), abs(hi)) > 1:
         exponent = min(exponent, _MOST_BITS + exponent % 2)  # already too large for any dtype
     ends = [lo**exponent, hi**exponent]
@@ -235,7 +237,7 @@ def _monotone(pick: Callable[..., int]) -> Rule:
         out = eqn.outvars[0].aval
         if limits(out.dtype) is None:
             return UNKNOWN
-        (a, b), (c, d) = _operands(eqn, facts)
+        (a, b), (c, d) = operand_ranges(eqn, facts)
         always = (a >= d, c >= b) if pick is max else (b <= c, d <= a)
         for i in (0, 1):  # an operand that is always the one picked keeps its order too
             if always[i] and eqn.invars[i].aval.shape == out.shape:
@@ -250,159 +252,11 @@ def clamp(eqn: Any, facts: Facts) -> Fact:
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
         return UNKNOWN
-    low, x, high = _operands(eqn, facts)
+    low, x, high = operand_ranges(eqn, facts)
     if low[1] <= x[0] and x[1] <= high[0]:
         return facts[1]
-    return integer(out, *(min(max(x[i], low[i]), high[i]) for i in (0, 1)))
-
-
-def bitwise_and(eqn: Any, facts: Facts) -> Fact:
-    """No greater than any operand that isn't negative."""
-    out = eqn.outvars[0].aval
-    (a, b), (c, d) = _operands(eqn, facts)
-    bounds = [high for low, high in ((a, b), (c, d)) if low >= 0]
-    if not bounds:
-        return default(out.dtype)
-    least = 1 if limits(out.dtype) == (0, 1) and a == c == 1 else 0
-    return _folded(operator.and_, out, facts) or integer(out, least, min(bounds))
-
-
-def bitwise_or(eqn: Any, facts: Facts) -> Fact:
-    """At least either operand, and no longer in bits than the longer one."""
-    out = eqn.outvars[0].aval
-    (a, b), (c, d) = _operands(eqn, facts)
-    if a < 0 or c < 0:
-        return default(out.dtype)
-    greatest = (1 << max(b.bit_length(), d.bit_length())) - 1
-    return _folded(operator.or_, out, facts) or integer(out, max(a, c), greatest)
-
-
-def bitwise_xor(eqn: Any, facts: Facts) -> Fact:
-    """No longer in bits than the longer operand."""
-    out = eqn.outvars[0].aval
-    (a, b), (c, d) = _operands(eqn, facts)
-    if a < 0 or c < 0:
-        return default(out.dtype)
-    greatest = (1 << max(b.bit_length(), d.bit_length())) - 1
-    return _folded(operator.xor, out, facts) or integer(out, 0, greatest)
-
-
-def bitwise_not(eqn: Any, facts: Facts) -> Fact:
-    """``-1 - x`` if signed, else ``greatest - x``."""
-    out = eqn.outvars[0].aval
-    limit = limits(out.dtype)
-    if limit is None:
-        return UNKNOWN
-    ((lo, hi),) = _operands(eqn, facts)
-    total = limit[0] + limit[1]
-    origin = Affine(total, (0,) * len(out.shape))
-    return integer(out, total - hi, total - lo, _sum(origin, facts[0].affine, -1))
-
-
-def _folded(fold: Callable[[int, int], int], out: Aval, facts: Facts) -> Fact | None:
-    a, b = (f.constant for f in facts)
-    if a is None or b is None:
-        return None
-    value = fold(int(a.value), int(b.value))
-    return integer(out, value, value)
-
-
-def shift_left(eqn: Any, facts: Facts) -> Fact:
-    """``x · 2^s`` while ``s`` is below the width and nothing is shifted out."""
-    out = eqn.outvars[0].aval
-    (a, b), (s, t) = _operands(eqn, facts)
-    if not 0 <= s <= t < _width(out.dtype):
-        return default(out.dtype)
-    affine = None
-    if s == t:
-        x = affine_of(facts[0], eqn.invars[0].aval, len(out.shape))
-        affine = _scaled(x, Fact(constant=Constant.of(1 << s)))
-    corners = (a << s, a << t, b << s, b << t)
-    return integer(out, min(corners), max(corners), affine)
-
-
-def shift_right_arithmetic(eqn: Any, facts: Facts) -> Fact:
-    """``floor(x / 2^s)``; a shift out of range gives an undefined result, so nothing is claimed."""
-    out = eqn.outvars[0].aval
-    (a, b), (s, t) = _operands(eqn, facts)
-    least, greatest = _signed_limits(out.dtype)
-    if not 0 <= s <= t < _width(out.dtype) or not least <= a <= b <= greatest:
-        return default(out.dtype)
-    corners = (a >> s, a >> t, b >> s, b >> t)
-    return integer(out, min(corners), max(corners))
-
-
-def shift_right_logical(eqn: Any, facts: Facts) -> Fact:
-    """``floor(x / 2^s)`` of the bits of ``x`` read as an unsigned number."""
-    out = eqn.outvars[0].aval
-    (a, b), (s, t) = _operands(eqn, facts)
-    width = _width(out.dtype)
-    if not 0 <= s <= t < width:
-        return default(out.dtype)
-    if a >= 0:
-        return integer(out, a >> t, b >> s)
-    greatest = (1 << (width - s)) - 1
-    return integer(out, 0, greatest) if s else default(out.dtype)
-
-
-def _width(dtype: Any) -> int:
-    limit = limits(dtype)
-    assert limit is not None
-    return (limit[1] - limit[0]).bit_length()
-
-
-def _signed_limits(dtype: Any) -> tuple[int, int]:
-    half = 1 << (_width(dtype) - 1)
-    return -half, half - 1
-
-
-def bit_count(eqn: Any, facts: Facts) -> Fact:
-    """population_count and clz: between zero and the width."""
-    out = eqn.outvars[0].aval
-    return integer(out, 0, _width(out.dtype))
-
-
-def comparison(holds: Callable[[Any, Any], bool]) -> Rule:
-    """A comparison, decided where it comes out the same at the ends of both ranges.
-
-    Of ordered comparisons the ends decide; equality is also decided by disjoint ranges.
-    """
-
-    def rule(eqn: Any, facts: Facts) -> Fact:
-        out = eqn.outvars[0].aval
-        a, b = facts
-        if limits(eqn.invars[0].aval.dtype) is None:
-            if a.constant is None or b.constant is None:
-                return default(out.dtype)
-            value = int(holds(a.constant.value, b.constant.value))
-            return integer(out, value, value)
-        (lo, hi), (least, greatest) = _operands(eqn, facts)
-        if holds in (operator.eq, operator.ne):
-            if hi < least or greatest < lo:
-                value = int(holds is operator.ne)
-            elif lo == hi == least == greatest:
-                value = int(holds is operator.eq)
-            else:
-                return integer(out, 0, 1)
-            return integer(out, value, value)
-        ends = {holds(x, y) for x in (lo, hi) for y in (least, greatest)}
-        return integer(out, int(min(ends)), int(max(ends)))
-
-    return rule
-
-
-def select_n(eqn: Any, facts: Facts) -> Fact:
-    """The chosen case where the predicate is known, else what all cases have in common."""
-    which, *cases = facts
-    if which.constant is not None and 0 <= which.constant.value < len(cases):
-        chosen = int(which.constant.value)
-        same = eqn.invars[1 + chosen].aval.shape == eqn.outvars[0].aval.shape
-        return cases[chosen] if same else elements(cases[chosen])
-    combine = join if eqn.invars[0].aval.shape == () else mix
-    result = cases[0]
-    for case in cases[1:]:
-        result = combine(result, case)
-    return result
+    lo, hi = (min(max(x[i], low[i]), high[i]) for i in (0, 1))
+    return integer(out, lo, hi)
 
 
 def convert(eqn: Any, facts: Facts) -> Fact:
@@ -442,16 +296,6 @@ def _from_constant(fact: Fact, out: Aval) -> Fact:
     return floating(exact)
 
 
-def bitcast(eqn: Any, facts: Facts) -> Fact:
-    """Between integers of one width, values that both can hold keep their meaning."""
-    source, out = eqn.invars[0].aval, eqn.outvars[0].aval
-    if limits(source.dtype) is None or limits(out.dtype) is None or source.shape != out.shape:
-        return default(out.dtype)
-    if _width(source.dtype) != _width(out.dtype):
-        return default(out.dtype)
-    return integer(out, *facts[0].range(source.dtype), facts[0].affine, facts[0].permutation)
-
-
 RULES: dict[str, Rule] = {
     "add_p": _additive(1, operator.add),
     "sub_p": _additive(-1, operator.sub),
@@ -466,27 +310,8 @@ RULES: dict[str, Rule] = {
     "max_p": _monotone(max),
     "min_p": _monotone(min),
     "clamp_p": clamp,
-    "and_p": bitwise_and,
-    "or_p": bitwise_or,
-    "xor_p": bitwise_xor,
-    "not_p": bitwise_not,
-    "shift_left_p": shift_left,
-    "shift_right_arithmetic_p": shift_right_arithmetic,
-    "shift_right_logical_p": shift_right_logical,
-    "population_count_p": bit_count,
-    "clz_p": bit_count,
-    "eq_p": comparison(operator.eq),
-    "ne_p": comparison(operator.ne),
-    "lt_p": comparison(operator.lt),
-    "le_p": comparison(operator.le),
-    "gt_p": comparison(operator.gt),
-    "ge_p": comparison(operator.ge),
-    "select_n_p": select_n,
     "convert_element_type_p": convert,
-    "bitcast_convert_type_p": bitcast,
 }
 
-SOURCES = frozenset({"sign_p", "abs_p", "population_count_p", "clz_p"}) | frozenset(
-    {"integer_pow_p", "square_p", "convert_element_type_p", "shift_right_logical_p"}
-)
+SOURCES = frozenset({"sign_p", "abs_p", "integer_pow_p", "square_p", "convert_element_type_p"})
 """Rules that tell something even of operands that nothing is known about."""

@@ -125,7 +125,7 @@ def cumsum(eqn: Any, facts: Facts) -> Fact:
 
 
 def kept(eqn: Any, facts: Facts) -> Sequence[Fact]:
-    """Elements are those of the operand, anywhere: cummax, all_gather, all_to_all, pmax, …"""
+    """Elements are those of the operand, anywhere: cummax, all_gather, pmax and so on."""
     return [
         complete(elements(f), v.aval) if hasattr(v.aval, "dtype") else UNKNOWN
         for f, v in zip(facts, eqn.outvars)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..compat.weak_types import weak
 from ..matchers.argsort import Argsort, find_argsort, sort_primitive
 from ..matchers.fact import Fact
 from ..matchers.graph import Scope
@@ -34,8 +35,8 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     found = find_argsort(scope, index)
     if found is None or isinstance(found, Mismatch):
         return found
-    pairs = found.num_keys == 2 and found.order == 1 and found.rising
-    return Match(scope, index, {"argsort": found}) if found.stable or pairs else None
+    candidate = found.stable or found.order is not None
+    return Match(scope, index, {"argsort": found}) if candidate else None
 
 
 def _argsort(match: Match) -> Argsort:
@@ -46,12 +47,25 @@ def _key_fact(match: Match) -> Fact:
     return match.scope.fact(_argsort(match).key)
 
 
+def _unique_pairs(argsort: Argsort) -> bool:
+    """Whether the sort compares the key and then positions that rise, so that no ties are left."""
+    return argsort.num_keys == 2 and argsort.order == 1 and argsort.rising
+
+
+def _stable(match: Match) -> Reason | None:
+    argsort = _argsort(match)
+    if argsort.stable or _unique_pairs(argsort):
+        return None
+    return Reason("not-stable", "the sort may leave equal keys in any order",
+                  "is_stable=False", "is_stable=True, or unique pairs")  # fmt: skip
+
+
 def _one_key(match: Match) -> Reason | None:
     argsort = _argsort(match)
-    if argsort.num_keys == 1 or not argsort.stable:
+    if argsort.num_keys == 1 or _unique_pairs(argsort):
         return None
     return Reason("num-keys", "the sort compares more than one operand",
-                  f"num_keys={argsort.num_keys}", "num_keys=1")  # fmt: skip
+                  f"num_keys={argsort.num_keys}", "num_keys=1, or unique pairs")  # fmt: skip
 
 
 def _only_positions(match: Match) -> Reason | None:
@@ -71,32 +85,35 @@ def _integer_key(match: Match) -> Reason | None:
 
 
 def _known_range(match: Match) -> Reason | None:
-    if _integer_key(match) is not None:
+    if _integer_key(match) is not None or _bounds(match) is not None:
         return None
-    fact, dtype = _key_fact(match), _argsort(match).key.aval.dtype
-    if _bounds(fact, dtype) is not None:
-        return None
+    fact = _key_fact(match)
     found = f"lo={'unknown' if fact.lo is None else fact.lo}, " \
             f"hi={'unknown' if fact.hi is None else fact.hi}"  # fmt: skip
     return Reason("unknown-range", "the range of the keys is not known", found,
                   "both bounds, from the code or from relower.assume_range")  # fmt: skip
 
 
-def _bounds(fact: Fact, dtype: Any) -> tuple[int, int] | None:
-    """The known range; that of the dtype itself where it is narrower than a word."""
-    if fact.lo is not None and fact.hi is not None:
-        return fact.lo, fact.hi
-    if np.dtype(dtype).itemsize < _BITS // 8:
-        return fact.range(dtype)
-    return None
+def _bounds(match: Match) -> tuple[int, int] | None:
+    """The keys' range, its limits those of the dtype where only they are known.
+
+    None where neither bound is known, or one bound and the dtype's limit span too much to pack.
+    """
+    argsort, fact = _argsort(match), _key_fact(match)
+    lo, hi = fact.range(argsort.key.aval.dtype)
+    known = fact.lo is not None and fact.hi is not None
+    return (lo, hi) if known or (hi - lo).bit_length() + _slot_bits(argsort) <= _BITS else None
+
+
+def _slot_bits(argsort: Argsort) -> int:
+    return max(argsort.length - 1, 0).bit_length()
 
 
 def _bits(match: Match) -> tuple[int, int]:
     """Bits for the key's offset and for the slot."""
-    argsort = _argsort(match)
-    bounds = _bounds(_key_fact(match), argsort.key.aval.dtype)
+    bounds = _bounds(match)
     assert bounds is not None
-    return (bounds[1] - bounds[0]).bit_length(), max(argsort.length - 1, 0).bit_length()
+    return (bounds[1] - bounds[0]).bit_length(), _slot_bits(_argsort(match))
 
 
 def _fits(match: Match) -> Reason | None:
@@ -113,14 +130,14 @@ def _replace(match: Match) -> Replacement:
     argsort = _argsort(match)
     eqn, axis, order = argsort.eqn, argsort.axis, argsort.order
     assert order is not None
-    bounds = _bounds(_key_fact(match), argsort.key.aval.dtype)
+    bounds = _bounds(match)
     assert bounds is not None
     lo = bounds[0]
     _, b = _bits(match)
     affine = match.scope.fact(argsort.positions).affine
     assert affine is not None
     plain = match.scope.fact(argsort.positions).is_iota(axis, argsort.positions.aval.shape)
-    step = affine.strides[axis]
+    step, weak_key = affine.strides[axis], argsort.key.aval.weak_type
 
     def packed(*operands: Any) -> Sequence[Any]:
         key, positions = operands[0], operands[order]
@@ -129,9 +146,9 @@ def _replace(match: Match) -> Replacement:
         if not plain:
             # Positions with an offset or a stride: the first along the axis, plus steps.
             start = lax.slice_in_dim(positions, 0, 1, axis=axis) if argsort.length else positions
-            slots = start + slots * positions.dtype.type(step)
+            slots = start + slots * modular(step, positions.dtype)
         keys = unpack_key(word, lo, b, key.dtype)
-        return [keys, *(slots for _ in operands[1:])]
+        return [weak(keys) if weak_key else keys, *(slots.astype(o.dtype) for o in operands[1:])]
 
     return Replacement(
         tuple(eqn.invars), tuple(eqn.outvars), packed, (axis, order, lo, b, plain, step)
@@ -155,10 +172,20 @@ def unpack_slot(word: jax.Array, b: int, dtype: Any) -> jax.Array:
 
 def unpack_key(word: jax.Array, lo: int, b: int, dtype: Any) -> jax.Array:
     """The key in the high bits."""
-    key = word >> _WORD(b) if b else word
-    if lo:
-        key = key + _WORD(lo % 2**_BITS)
-    return key.astype(dtype) if dtype != jnp.bool_ else key != 0
+    offset = word >> _WORD(b) if b else word
+    if dtype == jnp.bool_:
+        return offset != 0 if not lo else jnp.ones_like(offset, dtype)
+    # In the key's own dtype: a word is too short for the ``lo`` of a 64-bit key.
+    key = offset.astype(dtype)
+    return key + modular(lo, dtype) if lo else key
+
+
+def modular(value: int, dtype: Any) -> np.generic:
+    """The scalar of an integer dtype that equals ``value`` modulo 2 to the dtype's width."""
+    info = jnp.iinfo(dtype)
+    least, greatest = int(info.min), int(info.max)
+    scalar: np.generic = np.dtype(dtype).type((value - least) % (greatest - least + 1) + least)
+    return scalar
 
 
 def before(scores: jax.Array) -> jax.Array:
@@ -172,8 +199,8 @@ def after(scores: jax.Array) -> jax.Array:
     _, ids = lax.top_k(scores, 2)
     ids = ids.reshape(-1)
     b = (ids.size - 1).bit_length()
-    slot = lax.iota(jnp.uint32, ids.size)
-    word = lax.sort((ids.astype(jnp.uint32) << jnp.uint32(b)) | slot, is_stable=False)
+    word = (ids.astype(jnp.uint32) << jnp.uint32(b)) | lax.iota(jnp.uint32, ids.size)
+    word = lax.sort(word, is_stable=False)
     return (word & jnp.uint32(2**b - 1)).astype(jnp.int32)
 
 
@@ -185,6 +212,7 @@ PASS = Pass(
     roots=lambda: frozenset({sort_primitive()}),
     find=_find,
     requirements=(
+        Requirement("not-stable", "The sort is stable, or leaves no ties.", _stable),
         Requirement("num-keys", "The sort compares one operand, or unique pairs.", _one_key),
         Requirement(
             "carries-data",

@@ -29,11 +29,20 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     found = find_argsort(scope, index)
     if found is None or isinstance(found, Mismatch):
         return found
-    return Match(scope, index, {"argsort": found}) if found.stable else None
+    # An unstable sort by one key is a near miss; one by more is what this pass makes.
+    candidate = found.stable or (found.order is not None and found.num_keys == 1)
+    return Match(scope, index, {"argsort": found}) if candidate else None
 
 
 def _argsort(match: Match) -> Argsort:
     return match.captures["argsort"]  # type: ignore[no-any-return]
+
+
+def _stable(match: Match) -> Reason | None:
+    if _argsort(match).stable:
+        return None
+    return Reason("not-stable", "the sort may leave equal keys in any order",
+                  "is_stable=False", "is_stable=True")  # fmt: skip
 
 
 def _one_key(match: Match) -> Reason | None:
@@ -69,7 +78,7 @@ def _replace(match: Match) -> Replacement:
         )
         positions = second if rising else lax.neg(second)
         results = {0: keys, order: positions, **dict(zip(others, carried, strict=True))}
-        results.update(dict.fromkeys(repeats, positions))
+        results.update({i: positions.astype(operands[i].dtype) for i in repeats})
         return [results[i] for i in range(len(operands))]
 
     return Replacement(
@@ -111,6 +120,7 @@ PASS = Pass(
     roots=lambda: frozenset({sort_primitive()}),
     find=_find,
     requirements=(
+        Requirement("not-stable", "The sort is stable.", _stable),
         Requirement("num-keys", "The sort compares one operand.", _one_key),
         Requirement(
             "no-positions",

@@ -6,11 +6,11 @@ Pallas kernels, so this module does, outside in, each body under the context it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..compat import bodies as compat_bodies
-from ..compat import jaxprs, tracing, vma
+from ..compat import edit, jaxprs, tracing, vma
 from ..compat.bodies import Entered, Flow, Port
 from ..compat.jaxprs import Atom, Body, Eqn, Var
 
@@ -41,8 +41,9 @@ def check_rewritten(new: Body, old: Body, *, retyped: bool = False) -> None:
     known = {id(eqn) for eqn in before}
     fresh = [eqn for eqn in jaxprs.opened(new).eqns if id(eqn) not in known]
     made = {eqn.outvars[0]: eqn for eqn in before if eqn.outvars} if fresh else {}
-    fresh = _without_repeats(eqn for eqn in fresh if not _typed_alike(eqn, made))
-    _check_types(fresh)
+    fresh = [eqn for eqn in fresh if not _typed_alike(eqn, made)]
+    # jax's rule for an equation with bodies checks those bodies again, at every level of nesting.
+    _check_types([eqn for eqn in fresh if not compat_bodies.carried(eqn).entered])
     for eqn in fresh:
         check_boundaries(eqn)
 
@@ -61,25 +62,6 @@ def _typed_alike(eqn: Eqn, made: Mapping[Var, Eqn]) -> bool:
         and all(a is b for a, b in zip(eqn.outvars, old.outvars))
         and all(a.aval == b.aval for a, b in zip(eqn.invars, old.invars))
     )
-
-
-def _without_repeats(eqns: Iterable[Eqn]) -> list[Eqn]:
-    """Of several calls of one body at the same types, the first.
-
-    jax's rule for a call reads the whole body each time.
-    """
-    seen: set[tuple[Any, ...]] = set()
-    kept: list[Eqn] = []
-    for eqn in eqns:
-        if not eqn.effects and compat_bodies.carried(eqn).entered:
-            params = tuple((name, id(value)) for name, value in eqn.params.items())
-            types = tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
-            key = (eqn.primitive, params, types, id(eqn.ctx))
-            if key in seen:
-                continue
-            seen.add(key)
-        kept.append(eqn)
-    return kept
 
 
 def check_closed(closed: Body) -> None:
@@ -156,9 +138,7 @@ def _check_port(eqn: Eqn, port: Port, atom: Atom, outside: Sequence[Atom], what:
     if port.flow is Flow.SLICE:
         wanted = None if wanted is None or not wanted[0] else (wanted[0][1:], wanted[1])
     if port.flow is Flow.SHARD:
-        # jax's own rule for shard_map compares the shard shapes; here only rank and dtype.
-        found = None if found is None else (len(found[0]), found[1])
-        wanted = None if wanted is None else (len(wanted[0]), wanted[1])
+        found, wanted = _check_shard(eqn, port, atom, outer, what, outside is eqn.invars)
     if found != wanted:
         raise IllFormed(
             f"{what} has type {atom.aval.str_short()}, outside it is {outer.aval.str_short()}"
@@ -168,6 +148,19 @@ def _check_port(eqn: Eqn, port: Port, atom: Atom, outside: Sequence[Atom], what:
             f"{what} varies over {set(vma.varying(atom.aval)) or 'no axis'}, "
             f"outside over {set(vma.varying(outer.aval)) or 'no axis'}"
         )
+
+
+def _check_shard(
+    eqn: Eqn, port: Port, atom: Atom, outer: Atom, what: str, entering: bool
+) -> tuple[Any, Any]:
+    """The two types to compare, by jax's own rules for shards."""
+    if entering:
+        return atom.aval, edit.sharded_type(eqn, port.spec, outer.aval)
+    named = {a for p in port.spec for a in (p if isinstance(p, tuple) else (p,))}
+    loose = (vma.varying(atom.aval) & eqn.params["newly_manual_axes"]) - named
+    if eqn.params["check_vma"] and loose:
+        raise IllFormed(f"{what} varies over {loose} and leaves by {port.spec}, which says not")
+    return edit.unsharded_type(eqn, port.spec, atom.aval), outer.aval
 
 
 def _check_carry(entered: Entered, where: str) -> None:
@@ -239,19 +232,18 @@ def _check_constants(body: Body) -> None:
 def _check_scoping(body: Body) -> None:
     jaxpr = jaxprs.opened(body)
     bound: set[Var] = {*jaxpr.constvars, *jaxpr.invars}
+    literal = jaxprs.LITERAL
     if len(bound) != len(jaxpr.constvars) + len(jaxpr.invars):
         raise IllFormed("one variable is bound by two inputs")
     for index, eqn in enumerate(jaxpr.eqns):
         for position, atom in enumerate(eqn.invars):
-            if not jaxprs.is_literal(atom) and atom not in bound:
+            if type(atom) is not literal and atom not in bound:
                 raise IllFormed(
                     f"equation {index} ({eqn.primitive.name}) reads operand {position}, a "
                     f"{atom.aval.str_short()} that nothing before it binds"
                 )
         for var in eqn.outvars:
-            if jaxprs.is_dropped(var):
-                continue
-            if var in bound:
+            if var in bound and not jaxprs.is_dropped(var):
                 raise IllFormed(f"equation {index} ({eqn.primitive.name}) binds a variable twice")
             bound.add(var)
     for position, atom in enumerate(jaxpr.outvars):

@@ -41,6 +41,8 @@ class Interpreter:
 
     accepted: Mapping[tuple[int, int], Accepted]
     """By ``(id(scope), index of the root equation)``."""
+    origins: list[tuple[Body, Scope]] = field(default_factory=list)
+    """Rewritten bodies, each with a scope that it was made from."""
     _by_scope: dict[int, dict[int, Accepted]] = field(init=False)
     _signatures: dict[int, _Signature] = field(default_factory=dict)
     _numbers: dict[tuple[object, ...], _Signature] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class Interpreter:
         known = self._done.get(signature)
         if known is None:
             known = self._done[signature] = self._rewrite(scope)
+        self.origins.append((known.body, scope))
         return known
 
     def _signature(self, scope: Scope) -> _Signature:
@@ -99,23 +102,30 @@ class Interpreter:
         renamed: dict[Var, Atom] = {}
         retyper = Retyper()
         sites = self._by_scope.get(id(scope), {})
+        changed = False
         try:
             for index, eqn in enumerate(jaxpr.eqns):
-                site = sites.get(index)
-                if site is not None:
-                    emitted.append(self._substitute(site, renamed, retyper))
+                if index in sites:
+                    new = self._substitute(sites[index], renamed, retyper)
+                elif index in scope.children:
+                    new = self._carry_over(scope, index, eqn, renamed, retyper)
+                elif renamed or retyper.active:
+                    new = retyper.equation(jaxprs.substitute(eqn, renamed), renamed)
                 else:
-                    emitted.append(self._carry_over(scope, index, eqn, renamed, retyper))
+                    emitted.append([eqn])
+                    continue
+                changed = changed or len(new) != 1 or new[0] is not eqn
+                emitted.append(new)
         except SiteDeclined as declined:
             declined.blamed = declined.blamed or tuple(retyper.blamed)
             raise
-        if all(len(new) == 1 and new[0] is eqn for new, eqn in zip(emitted, jaxpr.eqns)):
+        if not changed:
             return Rewritten(scope.body, frozenset())
         outvars = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
-        eqns = _prune(jaxpr.eqns, jaxpr.outvars, emitted, outvars)
+        was_live, before = _live(jaxpr.eqns, jaxpr.outvars)
+        eqns, after = _prune(was_live, emitted, outvars)
         body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
         check_rewritten(body, scope.body, retyped=retyper.active)
-        before, after = _read_in(jaxpr.eqns, jaxpr.outvars), _read_in(eqns, outvars)
         unread = frozenset(
             i for i, v in enumerate(jaxprs.invars(body)) if v in before and v not in after
         )
@@ -186,6 +196,7 @@ class Interpreter:
             self._keep.append(body)
             kept = [v for i, v in enumerate(jaxprs.invars(body)) if i not in dropped]
             known = self._narrowed[key] = jaxprs.rebuild(body, invars=kept)
+            self.origins += [(known, scope) for made, scope in self.origins if made is body]
         return known
 
 
@@ -218,42 +229,35 @@ def _rebind(eqn: Eqn, mapping: Mapping[Var, Var]) -> Eqn:
     return eqn.replace(invars=invars, outvars=outvars, effects=effects)
 
 
-def _read_in(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> set[Var]:
-    read = {a for a in outvars if not jaxprs.is_literal(a)}
-    for eqn in eqns:
-        read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
-    return read
+def _live(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> tuple[set[int], set[Var]]:
+    """Indices of equations with an effect or a reader, all outputs taken as read; what they read.
 
-
-def _live(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> set[int]:
-    """Indices of equations with an effect or a reader, all outputs taken as read."""
-    read = {a for a in outvars if not jaxprs.is_literal(a)}
+    Like the other loops over every equation of a body, it avoids a call per atom.
+    """
+    literal = jaxprs.LITERAL
+    read = {a for a in outvars if type(a) is not literal}
     live: set[int] = set()
     for index in range(len(eqns) - 1, -1, -1):
         eqn = eqns[index]
         if eqn.effects or not read.isdisjoint(eqn.outvars):
             live.add(index)
-            read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
-    return live
+            read.update([a for a in eqn.invars if type(a) is not literal])
+    return live, read
 
 
 def _prune(
-    old: Sequence[Eqn],
-    old_outvars: Sequence[Atom],
-    emitted: Sequence[Sequence[Eqn]],
-    outvars: Sequence[Atom],
-) -> list[Eqn]:
-    """The emitted equations without those that the rewrite left with no reader.
+    was_live: set[int], emitted: Sequence[Sequence[Eqn]], outvars: Sequence[Atom]
+) -> tuple[list[Eqn], set[Var]]:
+    """The emitted equations without those that the rewrite left with no reader; what they read.
 
     What was dead before stays: it is not this rewrite's to remove.
     """
-    was_live = _live(old, old_outvars)
-    read = {a for a in outvars if not jaxprs.is_literal(a)}
+    literal = jaxprs.LITERAL
+    read = {a for a in outvars if type(a) is not literal}
     kept: list[Eqn] = []
     for index in range(len(emitted) - 1, -1, -1):
         for eqn in reversed(emitted[index]):
-            needed = eqn.effects or not read.isdisjoint(eqn.outvars) or index not in was_live
-            if needed:
+            if eqn.effects or not read.isdisjoint(eqn.outvars) or index not in was_live:
                 kept.append(eqn)
-                read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
-    return kept[::-1]
+                read.update([a for a in eqn.invars if type(a) is not literal])
+    return kept[::-1], read

@@ -3,9 +3,10 @@
 before:  ``select_n(i < 0, i, i + n)`` with ``i`` known to be at least 0
 after:   ``i``
 
-jax writes the select around every ``x[i]``, for Python's negative indices. It helps where the index
-array is large or the select keeps a gather's indices from being recognised; it costs nothing. The
-compiler removes it only where it can see the range, as of an iota in the same fusion.
+jax writes the select around every ``x[i]``, for Python's negative indices; where ``i`` is weakly
+typed, as a ``fori_loop``'s counter is, it strengthens the ``i`` that it adds to. It helps where the
+index array is large or the select keeps a gather's indices from being recognised; it costs nothing.
+The compiler removes it only where it can see the range, as of an iota in the same fusion.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ..compat.tracing import primitive
 from ..matchers.graph import Scope
-from ..matchers.pattern import Bind, Captures, Constant, Mismatch, Op, commuted
+from ..matchers.pattern import Bind, Captures, Constant, Mismatch, OneOf, Op, commuted
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 
 
@@ -30,7 +32,15 @@ def _select_n() -> Any:
 @functools.cache
 def _pattern() -> Op:
     negative = Op(primitive("lax.lax.lt_p"), (Bind("index"), Constant(0)))
-    wrapped = commuted(primitive("lax.lax.add_p"), Bind("index"), Bind("size"))
+    # Add and select need one dtype throughout, so this changes the weakness of the type only.
+    strengthened = Op(
+        primitive("lax.lax.convert_element_type_p"),
+        (Bind("index"),),
+        params={"weak_type": False, "sharding": None},
+        capture={"new_dtype": "dtype"},
+    )
+    index = OneOf((Bind("index"), strengthened))
+    wrapped = commuted(primitive("lax.lax.add_p"), index, Bind("size"))
     return Op(_select_n(), (negative, Bind("index"), wrapped))
 
 
@@ -53,18 +63,20 @@ def _nonnegative(match: Match) -> Reason | None:
 
 def _same_type(match: Match) -> Reason | None:
     found, wanted = match.eqn.invars[1].aval, match.eqn.outvars[0].aval
-    if found == wanted:
+    if found == wanted or (found.weak_type and found.strip_weak_type() == wanted):
         return None
     return Reason("type-change", "the index has another type than the select",
                   found.str_short(), wanted.str_short())  # fmt: skip
 
 
 def _replace(match: Match) -> Replacement:
-    def index_itself(index: Any) -> Sequence[Any]:
-        return [index]
-
     eqn = match.eqn
-    return Replacement((eqn.invars[1],), tuple(eqn.outvars), index_itself, ())
+    strong = eqn.invars[1].aval.weak_type and not eqn.outvars[0].aval.weak_type
+
+    def index_itself(index: Any) -> Sequence[Any]:
+        return [lax.convert_element_type(index, index.dtype) if strong else index]
+
+    return Replacement((eqn.invars[1],), tuple(eqn.outvars), index_itself, (strong,))
 
 
 def before(scores: jax.Array, table: jax.Array) -> jax.Array:

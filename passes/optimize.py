@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -171,6 +173,8 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
         if not accepted:
             break
         closed = done.body
+        for body, scope in interpreter.origins:
+            analysis.rewritten(body, scope.facts)
     else:
         notes.append(f"stopped after {MAX_ROUNDS} rounds with sites still applying")
     assert first is not None
@@ -366,7 +370,8 @@ def _wrap(
         known = None if key is None else cache.get(key)
         if known is None:
             traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
-            done = rewrite(traced.closed, passes, name=_name(fn))
+            with _collector_paused():
+                done = rewrite(traced.closed, passes, name=_name(fn))
             if named:
                 _require_all(passes, done.report)
             known = done.closed, traced.out_tree
@@ -375,9 +380,27 @@ def _wrap(
                 if len(cache) > MAX_CACHED:
                     cache.pop(next(iter(cache)), None)
         closed, out_tree = known
-        return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
+        with _collector_paused() if tracing.is_staging() else contextlib.nullcontext():
+            results = tracing.evaluate(closed, *dynamic)
+        return jax.tree.unflatten(out_tree, results)
 
     return optimized
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Without Python's cyclic garbage collector, which would go on as before afterwards.
+
+    A rewrite allocates by the ten thousand and leaves no cycles behind; the collector's full
+    passes over all of jax's objects would take longer than the rewrite.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _cache_key(

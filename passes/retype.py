@@ -65,7 +65,9 @@ class Retyper:
 
     def equation(self, eqn: Eqn, renamed: dict[Var, Atom]) -> list[Eqn]:
         """``eqn``, typed again where it reads a retyped value."""
-        if not any(jaxprs.is_var(a) and a in self._retyped for a in eqn.invars):
+        if not self._retyped or not any(
+            jaxprs.is_var(a) and a in self._retyped for a in eqn.invars
+        ):
             return [eqn]
         if eqn.primitive is vma.pvary_p:
             return self._pvary(eqn, renamed)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .lowering.case import Case as Case
     from .lowering.case import case as case
-    from .lowering.diff import Difference as Difference
+    from .lowering.change import Difference as Difference
     from .lowering.diff import diff as diff
     from .lowering.lower import lower as lower
     from .lowering.program import Program as Program
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Case": "lowering.case",
-    "Difference": "lowering.diff",
+    "Difference": "lowering.change",
     "PassNotApplicable": "passes.base",
     "Program": "lowering.program",
     "Report": "passes.report",

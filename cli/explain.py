@@ -1,0 +1,97 @@
+"""``relower explain``: every site that a pass looked at, applied or declined, and why."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ..gates.child import run
+from .options import CASE_HELP, Subparsers, add_command, add_lowering, job
+from .show import console, indented, plural, print_json, source_text, status
+
+SCOPES_SHOWN = 3
+
+
+def add(commands: Subparsers, summary: str) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "explain", _run, summary)
+    parser.add_argument("case", help=CASE_HELP)
+    add_lowering(parser)
+
+
+def _run(options: argparse.Namespace) -> int:
+    request = job(options, "explain", options.case)
+    with status(f"tracing {options.case}"):
+        report = run(request, timeout=options.timeout)
+    if options.json:
+        print_json(report)
+    else:
+        show(console(), report, options.case)
+    return 0
+
+
+def show(out: Console, report: dict[str, Any], case: str) -> None:
+    """Prints a report of sites."""
+    passes = ", ".join(report["passes"])
+    out.print(Text(case, style="bold"))
+    indented(out, Text(f"passes: {passes or 'none'}", style="dim"))
+    for status_name, style in (("applied", "green"), ("declined", "yellow")):
+        sites = [site for site in report["sites"] if site["status"] == status_name]
+        if sites:
+            out.print()
+            out.print(Text(f"{status_name} ({len(sites)})", style=f"bold {style}"))
+        for alike in _grouped(sites):
+            _sites(out, alike)
+    if report["coverage"]:
+        out.print()
+        out.print(Text("not looked into", style="bold"))
+        for entry in report["coverage"]:
+            what = f"{entry['count']} × {entry['primitive']}.{entry['param']}: {entry['reason']}"
+            indented(out, Text(what))
+    if report.get("superseded"):
+        out.print()
+        indented(out, Text("gave way to another pass: " + ", ".join(report["superseded"])), 0)
+    for note in report.get("notes", ()):
+        indented(out, Text(f"note: {note}"), 0)
+    out.print()
+    out.print(
+        f"{report['applied']} applied, {report['declined']} declined; "
+        f"{plural(report['equations'], 'equation')} in {report['bodies']} bodies, "
+        f"{plural(report['rounds'], 'round')}"
+    )
+
+
+def _grouped(sites: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Sites of one pass at one source line that end alike, in the order found."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for site in sites:
+        codes = tuple(reason["code"] for reason in site["reasons"])
+        key = (site["pass"], site["primitive"], site["source"], codes)
+        found.setdefault(key, []).append(site)
+    return list(found.values())
+
+
+def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
+    first = sites[0]
+    types = ", ".join(dict.fromkeys(site["type"] for site in sites))
+    places = sum(site["calls"] for site in sites)
+    head = Text.assemble((first["pass"], "bold"), f"  {first['primitive']} → {types}")
+    if places > 1:
+        head.append(f"  {places} equations")
+    indented(out, head)
+    indented(out, Text(source_text(first["source"]), style="cyan"), 4)
+    scopes = [scope for scope in dict.fromkeys(site["scope"] for site in sites) if scope]
+    for scope in scopes[:SCOPES_SHOWN]:
+        indented(out, Text(scope, style="dim"), 4)
+    if len(scopes) > SCOPES_SHOWN:
+        indented(out, Text(f"and {plural(len(scopes) - SCOPES_SHOWN, 'more scope')}", "dim"), 4)
+    for index, reason in enumerate(first["reasons"]):
+        indented(out, Text.assemble((reason["code"], "yellow"), f": {reason['sentence']}"), 4)
+        for name in ("found", "wanted"):
+            values = dict.fromkeys(site["reasons"][index][name] for site in sites)
+            text = "; or ".join(value for value in values if value)
+            if text:
+                indented(out, Text(f"{name:6} {text}"), 6)

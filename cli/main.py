@@ -1,0 +1,89 @@
+"""``relower``: parse the command line, run one command, turn what happens into an exit code.
+
+0 the programs are the same, or what was claimed holds; 1 they differ, or something is broken;
+2 it could not be decided: bad input, a construct no rule knows, mixed environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ..lowering.errors import InputError
+
+COMMANDS = {
+    "passes": "list the passes, and when each applies",
+    "explain": "show every site that a pass would rewrite, or why it won't",
+    "lower": "lower a case for the TPU and show what it holds",
+    "diff": "compare two programs and say where they differ",
+    "gate": "check what must be identical and what must differ",
+}
+"""Name and summary; each is a module of this package, loaded only when it is asked for."""
+
+UNDECIDED = 2
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``relower`` with ``argv`` and returns the exit code; `sys.argv` where it is None."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
+    previous = _end_on(signal.SIGTERM)
+    try:
+        options = build_parser(arguments).parse_args(arguments)
+        code: int = options.run(options)
+        sys.stdout.flush()
+        return code
+    except InputError as error:
+        print(f"relower: {' '.join(str(error).split())}", file=sys.stderr)
+        return UNDECIDED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone; keep the interpreter from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNDECIDED
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _end_on(number: signal.Signals) -> Any:
+    """Lets a signal unwind the stack, which ends the children; returns the handler it had."""
+
+    def end(*_: Any) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(number, end)
+
+
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the whole command line, filled in for the commands that ``arguments`` name."""
+    parser = argparse.ArgumentParser(
+        prog="relower",
+        description="Rewrite JAX programs, and prove on a CPU host what the rewrite did to the "
+        "TPU program.",
+        epilog="Exit codes: 0 same or holds, 1 different or broken, 2 could not be decided.",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        if name in arguments:
+            importlib.import_module(f".{name}", __package__).add(commands, summary)
+        else:
+            commands.add_parser(name, help=summary)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

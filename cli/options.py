@@ -1,0 +1,79 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from ..gates.child import Job, passes_from
+from ..lowering.errors import InputError
+
+CASE_HELP = "FILE.py:NAME, or FILE.py:NAME[KEY] for one of a dict of cases"
+Subparsers = Any
+
+
+def add_command(
+    commands: Subparsers, name: str, run: Callable[[argparse.Namespace], int], summary: str
+) -> argparse.ArgumentParser:
+    """A parser for one command, with ``--json``."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=summary[0].upper() + summary[1:] + "."
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    return parser
+
+
+def add_lowering(parser: argparse.ArgumentParser) -> None:
+    """The options that say how a case is traced and lowered."""
+    group = parser.add_argument_group("how a case is lowered")
+    group.add_argument("--passes", metavar="A,B", help="'none', 'default', or names of passes")
+    group.add_argument("--target", metavar="KIND:AxBxC", help="as in TPU7x:2x2x1, the default")
+    group.add_argument("--route", choices=("abstract", "topology"), help="default: abstract")
+    group.add_argument("--mesh", metavar="AXIS=N,…", help="for a case that has no mesh")
+    group.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="'bf16[8,128]', once for each argument of a plain function",
+    )
+    group.add_argument(
+        "--timeout", type=_seconds, metavar="SECONDS", help="for one lowering; default: none"
+    )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text}: wanted seconds above 0")
+    return value
+
+
+def job(options: argparse.Namespace, do: Any, spec: str, **more: Any) -> Job:
+    """The request to a child that these options describe."""
+    return Job(
+        do,
+        spec=spec,
+        args=tuple(options.arg),
+        target=options.target,
+        route=options.route,
+        mesh=None if options.mesh is None else mesh_from(options.mesh),
+        **{"passes": passes_from(options.passes), **more},
+    )
+
+
+def mesh_from(text: str) -> dict[str, int]:
+    """``data=4,model=2`` as extents by axis.
+
+    Raises:
+        InputError: the text has another form.
+    """
+    mesh: dict[str, int] = {}
+    for item in text.split(","):
+        name, equals, extent = item.strip().partition("=")
+        if not name or not equals or not extent.isdecimal() or int(extent) < 1 or name in mesh:
+            raise InputError(f"--mesh {text!r}: wanted AXIS=N,AXIS=N, as in 'data=4,model=2'")
+        mesh[name] = int(extent)
+    return mesh

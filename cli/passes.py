@@ -1,0 +1,46 @@
+"""``relower passes``: the catalogue."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.text import Text
+
+from ..gates.child import Job, run
+from .options import Subparsers, add_command
+from .show import console, indented, print_json, status
+
+
+def add(commands: Subparsers, summary: str) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "passes", _run, summary)
+    parser.add_argument("name", nargs="?", help="one pass, with its code before and after")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ..lowering.errors import InputError
+
+    with status("loading the passes"):
+        found = run(Job("catalogue"))
+    if options.name is not None:
+        known = ", ".join(entry["name"] for entry in found)
+        found = [entry for entry in found if entry["name"] == options.name]
+        if not found:
+            raise InputError(f"no pass called {options.name!r}; there are {known}")
+    if options.json:
+        print_json(found)
+        return 0
+    out = console()
+    for entry in found:
+        out.print(Text.assemble((entry["name"], "bold"), "  ", (entry["contract"], "cyan")))
+        indented(out, entry["summary"])
+        if entry["requirements"]:
+            indented(out, Text("applies where", style="dim"))
+            for requirement in entry["requirements"]:
+                indented(out, Text(f"• {requirement['sentence']}"), 4)
+        if options.name is not None:
+            for side in ("before", "after"):
+                indented(out, Text(side, style="dim"))
+                indented(out, Text(entry[side]), 4)
+        out.print()
+    return 0

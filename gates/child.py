@@ -1,0 +1,149 @@
+"""Work that needs jax, done in a fresh process: what is asked, what comes back.
+
+A fresh process keeps one program's lowering from depending on what was traced before it, keeps the
+noise of libtpu and of the user's own prints out of reports, and lets the command line start
+without loading jax.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..lowering.errors import InputError
+
+NOISE_LINES = 12
+"""Lines of a crashed child's output that are shown."""
+
+PassSet = Literal["default"] | tuple[str, ...] | None
+"""All passes of the default contract, passes by name, or none."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request to a child. Paths are taken as seen from ``cwd``."""
+
+    do: Literal["lower", "explain", "catalogue"]
+    spec: str = ""
+    args: tuple[str, ...] = ()
+    passes: PassSet = None
+    contract: str = "bitwise"
+    target: str | None = None
+    route: str | None = None
+    mesh: Mapping[str, int] | None = None
+    levels: tuple[str, ...] = ("exact", "inlined", "dataflow")
+    output: str | None = None
+    """Where ``lower`` puts the artifact."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of ``lower``."""
+
+
+class ChildFailed(InputError):
+    """The child couldn't do what was asked; ``kind`` says why."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        """``input``, ``not-applicable``, ``crash`` or ``timeout``."""
+
+
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """The variables a child runs under: set before jax loads, unless the user has set them."""
+    wanted = {
+        "JAX_PLATFORMS": "cpu",  # the host; the target is chosen by the lowering
+        "TPU_SKIP_MDS_QUERY": "1",  # hosts without a metadata server would hang
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # children would fight over libtpu's lock
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+        "TPU_MIN_LOG_LEVEL": "3",
+    }
+    return {**wanted, **base, "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+
+
+def run(job: Job, *, timeout: float | None = None, cwd: str | os.PathLike[str] = ".") -> Any:
+    """Runs ``job`` in a fresh process and returns its value, plain JSON.
+
+    Args:
+        job: what to do.
+        timeout: seconds until the child is killed; None waits for ever.
+        cwd: the folder the child runs in.
+
+    Raises:
+        ChildFailed: one line about what the user gave, or about how the child died.
+    """
+    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+        answer = Path(folder, "answer.json")
+        noise = Path(folder, "noise.txt")
+        request = json.dumps({**asdict(job), "answer": str(answer)})
+        with noise.open("wb") as sink:
+            code = _wait(_start(sink, cwd), request, timeout, job)
+        if not answer.is_file():
+            raise ChildFailed(_died(job, code, noise), "crash")
+        found = json.loads(answer.read_text())
+    if "error" in found:
+        raise ChildFailed(found["error"], found["kind"])
+    return found["value"]
+
+
+def _start(sink: Any, cwd: str | os.PathLike[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "relower.gates.worker"],
+        stdin=subprocess.PIPE,
+        stdout=sink,
+        stderr=subprocess.STDOUT,
+        cwd=cwd,
+        env=environment(os.environ),
+        start_new_session=True,
+    )
+
+
+def _wait(child: subprocess.Popen[bytes], request: str, timeout: float | None, job: Job) -> int:
+    try:
+        child.communicate(request.encode(), timeout)
+    except subprocess.TimeoutExpired:
+        raise ChildFailed(
+            f"{job.spec or job.do}: not done after {timeout:g} s; raise the timeout", "timeout"
+        ) from None
+    finally:
+        _kill(child)
+    return child.returncode
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """Ends the child and what it started; nothing where it has ended."""
+    if child.poll() is None:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+
+
+def _died(job: Job, code: int, noise: Path) -> str:
+    how = f"exit code {code}"
+    if code < 0:
+        how = signal.Signals(-code).name
+    lines = noise.read_text(errors="replace").strip().splitlines()[-NOISE_LINES:]
+    last = " | ".join(line.strip() for line in lines if line.strip())
+    return f"{job.spec or job.do}: the process that does it died ({how}): {last or 'no output'}"
+
+
+def passes_from(text: str | Sequence[str] | None) -> PassSet:
+    """``none``, ``default``, ``a,b`` or a list of names as a `PassSet`."""
+    if text is None or text == "none":
+        return None
+    if text == "default":
+        return "default"
+    names = text.split(",") if isinstance(text, str) else list(text)
+    names = [name.strip() for name in names]
+    if not names or not all(names):
+        raise InputError(f"passes {text!r}: wanted 'none', 'default' or names, as in 'a,b'")
+    return tuple(names)

@@ -1,0 +1,71 @@
+"""``only-in``: whether a difference stays within named kernels and name scopes."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+
+from ..lowering.change import Change, Difference
+
+_WRAPPED = re.compile(r"[\w.-]+\((.*)\)")
+
+
+def outside(difference: Difference, patterns: Sequence[str]) -> tuple[Change, ...]:
+    """The changes that no pattern covers.
+
+    ``kernel:NAME`` covers changes in the body of the kernels that match. ``scope:PATH`` covers
+    operations whose name scope holds the components of PATH next to each other, and kernels that
+    are called from there only. Components match as shell patterns, and through the wrappers that
+    JAX puts around a scope: ``router`` matches ``transpose(jvp(router))``. A change without a name
+    scope is outside of every scope.
+    """
+    return tuple(c for c in difference.changes if not _covered(c, patterns))
+
+
+def _covered(change: Change, patterns: Sequence[str]) -> bool:
+    kernels = [p.partition(":")[2] for p in patterns if p.startswith("kernel:")]
+    scopes = [p.partition(":")[2] for p in patterns if p.startswith("scope:")]
+    if change.section_kind == "kernel" and any(
+        fnmatch.fnmatchcase(change.section, name) for name in kernels
+    ):
+        return True
+    return bool(change.places) and all(
+        place is not None
+        and place.scope is not None
+        and any(in_scope(place.scope, pattern) for pattern in scopes)
+        for place in change.places
+    )
+
+
+def in_scope(scope: str, pattern: str) -> bool:
+    """Whether the components of ``pattern`` stand next to each other in ``scope``."""
+    wanted = [part for part in pattern.split("/") if part]
+    found = components(scope)
+    return any(
+        all(_matches(found[start + i], part) for i, part in enumerate(wanted))
+        for start in range(len(found) - len(wanted) + 1)
+    )
+
+
+def components(scope: str) -> list[str]:
+    """``scope`` split at slashes that stand in no parentheses."""
+    found = [""]
+    depth = 0
+    for char in scope:
+        depth += (char == "(") - (char == ")")
+        if char == "/" and depth <= 0:
+            found.append("")
+        else:
+            found[-1] += char
+    return [part for part in found if part]
+
+
+def _matches(component: str, pattern: str) -> bool:
+    while True:
+        if fnmatch.fnmatchcase(component, pattern):
+            return True
+        inner = _WRAPPED.fullmatch(component)
+        if inner is None:
+            return False
+        component = inner[1]

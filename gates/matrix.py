@@ -1,0 +1,294 @@
+"""Run a gate: lower every program once, judge every cell, guard against showing nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..lowering.artifact import load
+from ..lowering.change import Difference, Verdict
+from ..lowering.diff import diff
+from ..lowering.errors import InputError
+from ..lowering.program import LEVELS, Program
+from .child import ChildFailed, Job, run
+from .config import Cell, Matrix, Node
+from .containment import outside
+
+Status = Literal["holds", "broken", "undecided"]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What came of one cell."""
+
+    cell: Cell
+    status: Status
+    messages: tuple[str, ...]
+    """Why it is broken or undecided."""
+    difference: Difference | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "cell": self.cell.name,
+            "program": self.cell.program,
+            "expects": "identical" if self.cell.identical else "differs",
+            "status": self.status,
+            "messages": list(self.messages),
+            "difference": None if self.difference is None else self.difference.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """All cells, and the guards that failed."""
+
+    cells: tuple[CellResult, ...]
+    guards: tuple[str, ...]
+    """Why the matrix as a whole shows less than it seems to."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 all hold, 1 something is broken, 2 nothing is broken but something is undecided."""
+        if self.guards or any(c.status == "broken" for c in self.cells):
+            return 1
+        return 2 if any(c.status == "undecided" for c in self.cells) else 0
+
+    @property
+    def closing(self) -> str:
+        """As in ``45 of 45 identical, 9 of 9 controls differ``."""
+        halves = []
+        for identical, text in ((True, "identical"), (False, "controls differ")):
+            kind = [c for c in self.cells if c.cell.identical is identical]
+            held = sum(c.status == "holds" for c in kind)
+            if kind:
+                halves.append(f"{held} of {len(kind)} {text}")
+        undecided = sum(c.status == "undecided" for c in self.cells)
+        halves += [f"{undecided} undecided"] if undecided else []
+        halves += [] if self.cells else ["no cells"]
+        if self.guards:
+            halves.append(f"{len(self.guards)} guard{'s' * (len(self.guards) > 1)} failed")
+        return ", ".join(halves)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "exit_code": self.exit_code,
+            "closing": self.closing,
+            "cells": [cell.to_json() for cell in self.cells],
+            "guards": list(self.guards),
+        }
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A lowered program, and what its case expects and doesn't find."""
+
+    program: Program
+    unmet: tuple[str, ...] = ()
+
+
+Lowered = Mapping[Node, Ready | ChildFailed]
+
+
+def run_matrix(matrix: Matrix, progress: Progress | None = None) -> GateResult:
+    """Lowers and compares everything that ``matrix`` asks for.
+
+    ``progress`` is called with what was just done, once for each lowering and once for each cell;
+    `steps` says how often that will be.
+    """
+    note = progress or (lambda text: None)
+    lowered = _lower_all(matrix, note)
+    results = []
+    for cell in matrix.cells:
+        results.append(judge(cell, lowered))
+        note(cell.name)
+    return GateResult(tuple(results), tuple(guards(matrix, lowered)))
+
+
+def steps(matrix: Matrix) -> int:
+    """How often `run_matrix` calls its ``progress``."""
+    return len({node.work for node in matrix.nodes()}) + len(matrix.cells)
+
+
+def _lower_all(matrix: Matrix, note: Progress) -> Lowered:
+    levels: dict[tuple[Any, ...], set[str]] = {}
+    for cell in matrix.cells:
+        for node in (cell.node, cell.other):
+            levels.setdefault(node.work, set()).add(cell.level)
+    done: dict[tuple[Any, ...], Ready | ChildFailed] = {}
+    for node in matrix.nodes():
+        if node.work not in done:
+            wanted = tuple(level for level in LEVELS if level in levels[node.work])
+            done[node.work] = _lower(node, wanted, matrix)
+            note(f"{node.program}: {node.name}")
+    return {node: done[node.work] for node in matrix.nodes()}
+
+
+def _lower(node: Node, levels: tuple[str, ...], matrix: Matrix) -> Ready | ChildFailed:
+    with tempfile.TemporaryDirectory(prefix="relower-gate-") as folder:
+        output = Path(folder, "cell.program")
+        job = Job(
+            "lower",
+            spec=node.spec,
+            args=node.args,
+            passes=node.passes,
+            target=node.target,
+            route=node.route,
+            mesh=None if node.mesh is None else dict(node.mesh),
+            levels=levels,
+            output=str(output),
+        )
+        try:
+            answer = run(job, timeout=matrix.timeout, cwd=matrix.folder)
+            program = load(output)
+            return Ready(program, tuple(_unmet(program, answer["expect"])))
+        except ChildFailed as error:
+            return error
+        except InputError as error:
+            return ChildFailed(str(error), "input")
+
+
+def _unmet(program: Program, expect: Mapping[str, int]) -> list[str]:
+    """What a case says that its program holds at least, and it doesn't."""
+    found = []
+    for name, wanted in expect.items():
+        calls = program.kernel_calls
+        count = sum(calls.values()) if name == "kernels" else program.ops.get(name, 0)
+        if count < wanted:
+            found.append(f"has {count} {name}; its case expects at least {wanted}")
+    return found
+
+
+def judge(cell: Cell, lowered: Lowered) -> CellResult:
+    """Compares the two programs of a cell, and checks what else it expects.
+
+    The difference's first side is the program that the cell refers to.
+    """
+    ours, other = lowered[cell.node], lowered[cell.other]
+    failed = [f"{n.name}: {p}" for n, p in ((cell.node, ours), (cell.other, other))
+              if isinstance(p, ChildFailed)]  # fmt: skip
+    if isinstance(ours, ChildFailed) or isinstance(other, ChildFailed):
+        return CellResult(cell, "undecided", tuple(failed))
+    sides = ((cell.node.name, ours), (cell.other.name, other))
+    unmet = [
+        f"{name} has no operations: nothing was compared"
+        for name, ready in sides
+        if not _work(ready.program)
+    ]
+    unmet += [f"{name}: {text}" for name, ready in sides for text in ready.unmet]
+    try:
+        found = diff(other.program, ours.program, cell.level, cell.allow)
+    except InputError as error:
+        return CellResult(cell, "undecided", (str(error),))
+    messages = [*unmet, *_expectations(cell, ours.program)]
+    undecided = found.verdict is Verdict.UNKNOWN
+    if undecided:
+        messages += [f"undecided: {reason}" for reason in found.reasons]
+    elif cell.identical and found.verdict is not Verdict.IDENTICAL:
+        messages.append(f"must be identical, and differs ({len(found.changes)} differences)")
+    elif not cell.identical and found.verdict is not Verdict.DIFFERENT:
+        messages.append("must differ, and is identical: the control shows nothing")
+    elif cell.only_in:
+        messages += _containment(cell, found)
+    broken = len(messages) > (len(found.reasons) if undecided else 0)
+    status: Status = "broken" if broken else "undecided" if undecided else "holds"
+    return CellResult(cell, status, tuple(messages), found)
+
+
+def _work(program: Program) -> int:
+    """Operations besides those that only return."""
+    return sum(count for name, count in program.ops.items() if name != "func.return")
+
+
+def _containment(cell: Cell, found: Difference) -> list[str]:
+    if not found.changes or found.notes:
+        return ["only-in can't be shown: the tree of differences is not complete"]
+    stray = outside(found, cell.only_in)
+    if not stray:
+        return []
+    first = stray[0]
+    place = next((w for w in (first.where_b, first.where_a) if w is not None), None)
+    scope = place.scope if place is not None and place.scope else "no name scope"
+    return [
+        f"{len(stray)} of {len(found.changes)} differences are outside {', '.join(cell.only_in)}; "
+        f"the first is {first.op} in {first.section}, {scope}"
+    ]
+
+
+def _expectations(cell: Cell, program: Program) -> list[str]:
+    name = cell.node.name
+    found = []
+    if isinstance(cell.kernels, int):
+        calls = sum(program.kernel_calls.values())
+        if calls != cell.kernels:
+            found.append(f"{name} calls {calls} kernels; wanted {cell.kernels}")
+    elif cell.kernels is not None:
+        for pattern, wanted in cell.kernels.items():
+            calls = sum(
+                count
+                for key, count in program.kernel_calls.items()
+                if fnmatch.fnmatchcase(program.kernels[key].label, pattern)
+            )
+            if calls != wanted:
+                found.append(f"{name} calls kernel {pattern!r} {calls} times; wanted {wanted}")
+    for op, wanted in cell.ops.items():
+        count = program.ops.get(op, 0)
+        if count != wanted:
+            found.append(f"{name} has {count} {op}; wanted {wanted}")
+    return found
+
+
+def guards(matrix: Matrix, lowered: Lowered) -> list[str]:
+    """What would make a green gate mean nothing."""
+    if not matrix.cells:
+        return ["there are no cells: nothing was compared"]
+    found = []
+    if matrix.controls and all(cell.identical for cell in matrix.cells):
+        found.append(
+            "there is no control: add a cell with differs-from, to show that a difference would be "
+            "seen, or set controls = false under [gate]"
+        )
+    return found + _duplicates(matrix, lowered)
+
+
+def _duplicates(matrix: Matrix, lowered: Lowered) -> list[str]:
+    """Programs that are one, though no chain of ``identical-to`` says so."""
+    group = {node: node for node in matrix.nodes()}
+
+    def root(node: Node) -> Node:
+        while group[node] != node:
+            node = group[node]
+        return node
+
+    for cell in matrix.cells:
+        if cell.identical:
+            group[root(cell.node)] = root(cell.other)
+    compared = {frozenset((c.node, c.other)) for c in matrix.cells}
+    found = []
+    nodes = matrix.nodes()
+    for index, a in enumerate(nodes):
+        for b in nodes[index + 1 :]:
+            declared = root(a) == root(b) or frozenset((a, b)) in compared
+            if a.program == b.program and not declared and _same(lowered[a], lowered[b]):
+                found.append(
+                    f"{a.program}: {a.name} and {b.name} lower to one program, and no cell says "
+                    "that they are identical"
+                )
+    return found
+
+
+def _same(a: Ready | ChildFailed, b: Ready | ChildFailed) -> bool:
+    """Whether two programs have one digest at the strictest level that both hold."""
+    if isinstance(a, ChildFailed) or isinstance(b, ChildFailed):
+        return False
+    left, right = a.program.forms, b.program.forms
+    for level in LEVELS:
+        if level in left and level in right:
+            return left[level].digest == right[level].digest
+    return False

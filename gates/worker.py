@@ -1,0 +1,180 @@
+"""The child's side of `child`: ``python -m relower.gates.worker`` with a request on stdin."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..lowering.errors import InputError
+
+
+def main() -> int:
+    """Reads one request, does it, and writes the answer to the file that the request names."""
+    request = json.load(sys.stdin)
+    try:
+        answer = {"value": _DO[request["do"]](request)}
+    except InputError as error:
+        answer = {"error": _one_line(_not_applicable(error) or error), "kind": "input"}
+        if _not_applicable(error) is not None:
+            answer["kind"] = "not-applicable"
+    except Exception as error:
+        traceback.print_exc()
+        name = request["spec"] or request["do"]
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"{name}: {type(error).__name__}: {error} at {where.filename}:{where.lineno}"
+        answer = {"error": _one_line(message), "kind": "crash"}
+    path = Path(request["answer"])
+    path.with_suffix(".part").write_text(json.dumps(answer))
+    os.replace(path.with_suffix(".part"), path)
+    return 0
+
+
+def _lower(request: dict[str, Any]) -> Any:
+    from ..lowering.artifact import save
+    from ..lowering.lower import lower
+
+    chosen = _case(request)
+    if request["passes"] is not None:
+        chosen = _with_passes(chosen, request)
+    program = lower(
+        chosen, levels=tuple(request["levels"]), **_where(request), **request["options"]
+    )
+    save(program, request["output"])
+    return {"expect": dict(chosen.expect)}
+
+
+def _explain(request: dict[str, Any]) -> Any:
+    import jax
+
+    from ..lowering.as_target import as_target
+    from ..lowering.load import describe
+    from ..lowering.targets import DEFAULT_TARGET, make_mesh, mesh_context, parse_target
+    from ..passes.optimize import explain
+
+    chosen = _case(request)
+    target = parse_target(request["target"] or DEFAULT_TARGET)
+    route: Any = request["route"] or "abstract"
+    mesh = make_mesh(target, chosen.mesh, "auto", route)
+    devices = target.devices() if route == "abstract" else list(mesh.devices.flat)
+    with as_target(devices):
+        fn, args, kwargs = chosen.built(mesh)
+        args, kwargs = jax.tree.map(_shape_of, (args, dict(kwargs)))
+        named = request["passes"] not in (None, "default")
+        try:
+            with mesh_context(mesh):
+                report = explain(
+                    fn,
+                    *args,
+                    passes=request["passes"] if named else None,
+                    contract=request["contract"],
+                    **kwargs,
+                )
+        except ValueError as error:
+            if "no pass called" in str(error) or str(error).startswith("contract is"):
+                raise InputError(str(error)) from error
+            raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
+        except Exception as error:
+            raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
+    return report.to_json()
+
+
+def _catalogue(request: dict[str, Any]) -> Any:
+    from ..passes.registry import all_passes
+
+    def source(fn: Callable[..., Any]) -> str:
+        try:
+            return inspect.getsource(fn).rstrip()
+        except (OSError, TypeError):
+            return ""
+
+    return [
+        {
+            "name": p.name,
+            "contract": p.contract.value,
+            "summary": p.summary,
+            "requirements": [{"code": r.code, "sentence": r.sentence} for r in p.requirements],
+            "before": source(p.before),
+            "after": source(p.after),
+        }
+        for p in all_passes()
+    ]
+
+
+_DO: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "lower": _lower,
+    "explain": _explain,
+    "catalogue": _catalogue,
+}
+
+
+def _case(request: dict[str, Any]) -> Any:
+    from ..lowering.load import load_case
+
+    chosen = load_case(request["spec"], args=request["args"])
+    if request["mesh"] is not None:
+        if chosen.mesh is not None:
+            raise InputError(f"{request['spec']} has a mesh of its own; leave --mesh out")
+        chosen = replace(chosen, mesh=request["mesh"])
+    return chosen
+
+
+def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
+    from ..passes.optimize import optimize
+    from ..passes.registry import by_name
+
+    names = None if request["passes"] == "default" else request["passes"]
+
+    def wrapped(fn: Any) -> Any:
+        return optimize(fn, passes=names, contract=request["contract"])
+
+    try:
+        for name in names or ():
+            by_name(name)
+        if chosen.build is None:
+            return replace(chosen, fn=wrapped(chosen.fn))
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+    def build(mesh: Any) -> Any:
+        fn, args, kwargs = chosen.built(mesh)
+        return wrapped(fn), args, kwargs
+
+    build.__name__ = chosen.name
+    return replace(chosen, build=build)
+
+
+def _where(request: dict[str, Any]) -> dict[str, Any]:
+    return {name: request[name] for name in ("target", "route") if request[name] is not None}
+
+
+def _shape_of(leaf: Any) -> Any:
+    import jax
+
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.aval.weak_type)
+
+
+def _not_applicable(error: BaseException | None) -> BaseException | None:
+    """The `PassNotApplicable` that an error came from, which names every unmet requirement."""
+    while error is not None:
+        if type(error).__name__ == "PassNotApplicable":
+            return error
+        error = error.__cause__
+    return None
+
+
+def _one_line(message: object) -> str:
+    lines = [line.strip() for line in str(message).splitlines() if line.strip()]
+    return "; ".join(lines).replace(":; ", ": ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

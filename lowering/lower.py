@@ -1,0 +1,176 @@
+"""A function to a `Program`: traced as the target, lowered for it, brought to normal form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from ..compat.environment import libtpu_version, settings, versions
+from ..compat.lowered import hoisted_constants, kernel_locations
+from ..compat.mlir import mosaic_version
+from .as_target import as_target
+from .case import Case, case
+from .errors import InputError
+from .load import describe, user_line
+from .normalize import normalize
+from .program import LEVELS, Level, Program, Stamp, Unknown
+from .targets import (
+    DEFAULT_TARGET,
+    AxisTypes,
+    Route,
+    Target,
+    make_mesh,
+    mesh_context,
+    parse_target,
+    topology_devices,
+)
+
+
+def lower(
+    case_or_fn: Case | Callable[..., Any],
+    /,
+    *args: Any,
+    target: str = DEFAULT_TARGET,
+    route: Route = "abstract",
+    axis_types: AxisTypes = "auto",
+    levels: Sequence[Level] = LEVELS,
+    **kwargs: Any,
+) -> Program:
+    """Lowers a case, or a function with its arguments, for a TPU.
+
+    Args:
+        case_or_fn: a `Case`, or a function; one that isn't jitted yet is jitted here.
+        *args: the function's arguments: arrays, ``jax.ShapeDtypeStruct``s or pytrees of them.
+        target: kind and topology, as in ``TPU7x:2x2x1``.
+        route: ``abstract`` needs no TPU software; ``topology`` takes its devices from libtpu.
+        axis_types: the type of all mesh axes; jax's default differs between versions.
+        levels: the levels of the normal form to build.
+        **kwargs: the function's keyword arguments.
+
+    Returns:
+        The program in normal form. jax's global state is as it was.
+
+    Raises:
+        InputError: bad target or mesh, ``build`` failed, or the function can't be traced or
+            lowered; one line with the cause and the user's source line.
+    """
+    if isinstance(case_or_fn, Case):
+        if args or kwargs:
+            raise InputError("lower: a case has its own arguments; found more beside it")
+        chosen = case_or_fn
+    else:
+        chosen = case(case_or_fn, *args)
+        chosen = Case(chosen.fn, chosen.args, kwargs)
+    unknown_levels = [level for level in levels if level not in LEVELS]
+    if unknown_levels:
+        raise InputError(f"level {unknown_levels[0]!r}: wanted one of {', '.join(LEVELS)}")
+    goal = parse_target(target)
+    mesh = make_mesh(goal, chosen.mesh, axis_types, route)
+    lowered, queries = stage(chosen, goal, mesh, route)
+    normal = normalize(
+        lowered.compiler_ir("stablehlo"),
+        mosaic_version=mosaic_version(route),
+        levels=levels,
+        constants=hoisted_constants(lowered),
+    )
+    return Program(
+        forms=normal.forms,
+        kernels=normal.kernels,
+        kernel_calls=normal.kernel_calls,
+        ops=normal.ops,
+        ledger=normal.ledger,
+        stamp=_stamp(goal, mesh, axis_types, route, queries, chosen.host_queries),
+        unknowns=normal.unknowns + _host_answers(chosen.host_queries),
+        locations=normal.locations,
+    )
+
+
+def stage(chosen: Case, target: Target, mesh: Any, route: Route) -> tuple[Any, tuple[str, ...]]:
+    """Jax's ``Lowered`` for a case under ``mesh``, and the platform queries seen on the way.
+
+    Raises:
+        InputError: as for `lower`.
+    """
+    devices = target.devices() if route == "abstract" else topology_devices(target)
+    with as_target(devices) as queries:
+        lowered = _staged(chosen, mesh)
+    return lowered, tuple(queries)
+
+
+def _staged(chosen: Case, mesh: Any) -> Any:
+    try:
+        fn, args, kwargs = chosen.built(mesh)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"case {chosen.name}: build(mesh) failed: {describe(error)}") from error
+    name = getattr(fn, "__name__", chosen.name)
+    if not callable(fn):
+        raise InputError(f"case {chosen.name}: build(mesh) returned no function")
+    args, kwargs = jax.tree.map(_abstract, (args, dict(kwargs)))
+    jitted = fn if hasattr(fn, "trace") and hasattr(fn, "lower") else jax.jit(fn)
+    try:
+        with mesh_context(mesh):
+            traced = jitted.trace(*args, **kwargs)
+    except Exception as error:
+        raise InputError(f"{name} can't be traced: {describe(error)}") from error
+    try:
+        with mesh_context(mesh), kernel_locations():
+            return traced.lower(lowering_platforms=("tpu",))
+    except Exception as error:
+        if "is different from the lowering platform" in str(error):
+            where = user_line(error) or "an unknown line"
+            raise InputError(
+                f"{name} can't be lowered without a TPU: jax asks for one at a host callback "
+                f"(jax.debug.print, pure_callback, io_callback) at {where}"
+            ) from error
+        raise InputError(f"{name} can't be lowered for the TPU: {describe(error)}") from error
+
+
+def _abstract(leaf: Any) -> Any:
+    """Shape and dtype of an array of the host; anything else as it is.
+
+    Raises:
+        InputError: the array is spread over devices of the host.
+    """
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return leaf
+    if not leaf.is_fully_addressable or len(leaf.sharding.device_set) > 1:
+        raise InputError(
+            f"an argument {leaf.dtype}{list(leaf.shape)} is sharded over devices of the host: give "
+            "a jax.ShapeDtypeStruct with a NamedSharding on the mesh that build(mesh) gets"
+        )
+    weak = bool(getattr(leaf.aval, "weak_type", False))
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(leaf.shape, leaf.dtype, weak_type=weak)
+
+
+def _stamp(
+    target: Target,
+    mesh: Any,
+    axis_types: AxisTypes,
+    route: Route,
+    queries: tuple[str, ...],
+    host_queries: tuple[str, ...],
+) -> Stamp:
+    extents: Mapping[str, int] = dict(mesh.shape)
+    fields = {
+        **versions(),
+        "libtpu": "not used" if route == "abstract" else libtpu_version(),
+        "mosaic": mosaic_version(route),
+        "route": route,
+        "target": str(target),
+        "mesh": ", ".join(f"{name}={extent}" for name, extent in extents.items()),
+        "axis_types": axis_types,
+        "mesh_context": "use_abstract_mesh" if route == "abstract" else "set_mesh",
+        **settings(),
+    }
+    seen = queries + tuple(f"{query} (for the host, while loading)" for query in host_queries)
+    return Stamp(fields, seen)
+
+
+def _host_answers(queries: tuple[str, ...]) -> tuple[Unknown, ...]:
+    reason = "asked while the file was loaded, so answered for the host: ask while tracing instead"
+    return tuple(Unknown(query, reason) for query in queries)

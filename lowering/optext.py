@@ -1,0 +1,351 @@
+"""A tolerant reader of canonical text: lines to a tree of operations.
+
+It reads what the normal form prints (one operation a line) and MLIR's generic form, which differs
+in where attributes and types stand. It never fails: a line it can't read becomes an operation
+named ``text`` that holds the line, so nothing escapes comparison. This is not a parser of MLIR;
+artifacts from strangers are read with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MAX_DEPTH = 200
+"""Regions nested deeper than this are read as flat lines."""
+
+_OP = re.compile(
+    r'\s*(?:(?P<results>%[^="]*?) = )?"(?P<name>[^"\\]*)"\((?P<operands>[^()]*)\)(?P<rest>.*)',
+    re.DOTALL,
+)
+_LABEL = re.compile(r"\s*\^(?P<name>\w+)(?:\((?P<args>.*)\))?:\s*$", re.DOTALL)
+_FUNCTION = re.compile(r"\s*func\.func (?P<rest>.*)$", re.DOTALL)
+_PARAMETER = re.compile(r"\s*arg (?P<value>%\w+): (?P<rest>.*)$", re.DOTALL)
+_RESULT = re.compile(r"\s*result \d+: (?P<rest>.*)$", re.DOTALL)
+_VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
+_OPENING = re.compile(r" ?\(\{$")
+_PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A result of an operation or an argument of a block."""
+
+    owner: Op | Block
+    index: int
+    type: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One operation; ``rest`` is the line after the operands, without an opened region."""
+
+    name: str
+    rest: str
+    line: int
+    operands: list[Value | str] = field(default_factory=list)
+    """A value, or the name of one that isn't defined in the text."""
+    results: list[Value] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
+    parent: Block | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """Arguments and operations."""
+
+    args: list[Value] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    parent: Region | None = None
+    line: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Region:
+    """Blocks of an operation."""
+
+    owner: Op
+    blocks: list[Block] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of what follows an operation's operands: its kind and its text."""
+
+    kind: str
+    """One of attributes, properties, frontend, successors, callee, type, text."""
+    text: str
+
+
+def read(text: str) -> Block:
+    """The tree of ``text``; its top block holds functions, or whatever the text has."""
+    return _Reader().read(text)
+
+
+def walk(block: Block) -> Iterator[Op]:
+    """Every operation below ``block``, outer ones first, in the order of the text."""
+    stack = [iter(block.ops)]
+    while stack:
+        op = next(stack[-1], None)
+        if op is None:
+            stack.pop()
+            continue
+        yield op
+        inner = [op for region in op.regions for block in region.blocks for op in block.ops]
+        if inner:
+            stack.append(iter(inner))
+
+
+def parts(rest: str) -> list[Part]:
+    """``rest`` split at its top level into attributes, types and so on."""
+    found: list[Part] = []
+    at = 0
+    while at < len(rest):
+        if rest[at] == " ":
+            at += 1
+            continue
+        if rest.startswith(": ", at):
+            end = _type_end(rest, at + 2)
+            found.append(Part("type", rest[at + 2 : end]))
+            at = end
+            continue
+        for opener, kind in (
+            ("<{", "properties"),
+            ("{", "attributes"),
+            ("[", "successors"),
+            ("frontend {", "frontend"),
+            ("@", "callee"),
+        ):
+            if rest.startswith(opener, at):
+                start = at + len(opener) - 1 if kind == "frontend" else at
+                end = _closing(rest, start) if kind != "callee" else _word_end(rest, at)
+                found.append(Part(kind, rest[start:end]))
+                at = end
+                break
+        else:
+            end = rest.find(" ", at)
+            end = len(rest) if end < 0 else end
+            found.append(Part("text", rest[at:end]))
+            at = end
+    return found
+
+
+def entries(text: str) -> dict[str, str] | list[str] | None:
+    """A dictionary ``{a = 1, b}`` or list ``[1, 2]`` split one level deep; else None."""
+    body = text.strip()
+    if body.startswith("<{") and body.endswith("}>"):
+        body = body[1:-1]
+    if len(body) < 2 or (body[0], body[-1]) not in (("{", "}"), ("[", "]")):
+        return None
+    if _closing(body, 0) != len(body):
+        return None
+    items = split(body[1:-1])
+    if body[0] == "[":
+        return items
+    found: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition(" = ")
+        if name in found:
+            return None
+        found[name] = value if equals else "unit"
+    return found
+
+
+def signature(text: str) -> tuple[str, str] | None:
+    """The operand types and the result types of ``(…) -> …``; None for another type."""
+    if not text.startswith("("):
+        return None
+    end = _closing(text, 0)
+    return (text[:end], text[end + 4 :]) if text.startswith(" -> ", end) else None
+
+
+def split(text: str) -> list[str]:
+    """``text`` split at commas that stand in no bracket and no string."""
+    found: list[str] = []
+    start = at = 0
+    while at < len(text):
+        char = text[at]
+        if char in _PAIRS or char == '"':
+            at = _closing(text, at)
+            continue
+        if char == ",":
+            found.append(text[start:at].strip())
+            start = at + 1
+        at += 1
+    last = text[start:].strip()
+    return [*found, last] if last or found else []
+
+
+def _closing(text: str, start: int) -> int:
+    """The index after the bracket or quote that closes the one at ``start``, or the end."""
+    if text[start] == '"':
+        return _string_end(text, start)
+    stack: list[str] = []
+    at = start
+    while at < len(text):
+        char = text[at]
+        if char == '"':
+            at = _string_end(text, at)
+            continue
+        if char in _PAIRS:
+            stack.append(_PAIRS[char])
+        elif char == ">" and (text[at - 1] == "-" or text[at + 1 : at + 2] == "="):
+            pass  # an arrow or a comparison, not a bracket
+        elif stack and char == stack[-1]:
+            stack.pop()
+            if not stack:
+                return at + 1
+        at += 1
+    return len(text)
+
+
+def _string_end(text: str, start: int) -> int:
+    at = start + 1
+    while at < len(text):
+        if text[at] == "\\":
+            at += 2
+        elif text[at] == '"':
+            return at + 1
+        else:
+            at += 1
+    return len(text)
+
+
+def _type_end(text: str, start: int) -> int:
+    """Where a type ends: at the attributes that follow an argument's type, or with the line."""
+    at = start
+    while at < len(text):
+        if text.startswith(" {", at):
+            return at
+        at = _closing(text, at) if text[at] in _PAIRS or text[at] == '"' else at + 1
+    return len(text)
+
+
+def _word_end(text: str, start: int) -> int:
+    match = re.compile(r'@(?:"[^"]*"|[\w$.-]+)').match(text, start)
+    return match.end() if match else start + 1
+
+
+class _Reader:
+    """Reads line by line, holding the stack of open regions."""
+
+    def __init__(self) -> None:
+        self._top = Block()
+        self._stack: list[Region] = []
+        self._values: dict[str, Value] = {}
+        self._pending: list[tuple[Op, int, str]] = []
+
+    def read(self, text: str) -> Block:
+        lines = text.split("\n")
+        if lines and not lines[-1]:
+            lines.pop()
+        for number, line in enumerate(lines):
+            self._line(number, line)
+        self._resolve()
+        return self._top
+
+    def _line(self, number: int, line: str) -> None:
+        body = line.strip()
+        if body.startswith("}") and self._stack and self._close(body):
+            return
+        match = _OP.fullmatch(line)
+        if match is not None:
+            self._op(number, match)
+        elif (label := _LABEL.fullmatch(line)) is not None and self._stack:
+            self._label(number, label)
+        elif (found := _FUNCTION.fullmatch(line)) is not None:
+            self._function(number, found["rest"])
+        elif line and not line.startswith(" ") and self._stack:
+            self._end_function()
+            self._add(Op("text", body, number))
+        elif (found := _PARAMETER.fullmatch(line)) is not None:
+            op = self._add(Op("argument", f": {found['rest']}", number))
+            self._define(op, found["value"])
+        elif (found := _RESULT.fullmatch(line)) is not None:
+            self._add(Op("result", f": {found['rest']}", number))
+        elif body:
+            self._add(Op("text", body, number))
+
+    def _op(self, number: int, match: re.Match[str]) -> None:
+        rest = match["rest"]
+        opening = _OPENING.search(rest)
+        opened = opening is not None and len(self._stack) < MAX_DEPTH
+        if opening is not None and opened:
+            rest = rest[: opening.start()]
+        op = self._add(Op(match["name"], rest, number))
+        for name in _VALUE.findall(match["operands"]):
+            known = self._values.get(name)
+            if known is None:
+                self._pending.append((op, len(op.operands), name))
+            op.operands.append(known or name)
+        if match["results"]:
+            self._define(op, match["results"])
+        if opened:
+            self._open(op)
+
+    def _function(self, number: int, rest: str) -> None:
+        self._end_function()
+        op = self._add(Op("func.func", f" {rest}", number))
+        self._open(op)
+
+    def _end_function(self) -> None:
+        self._resolve()
+        self._values = {}
+        self._stack = []
+
+    def _open(self, op: Op) -> None:
+        region = Region(op)
+        op.regions.append(region)
+        self._stack.append(region)
+
+    def _close(self, body: str) -> bool:
+        owner = self._stack[-1].owner
+        if owner.name == "func.func" and owner.rest.startswith((" public", " private")):
+            return False  # a canonical function is closed by the next one
+        if body == "}, {":
+            self._stack.pop()
+            self._open(owner)
+            return True
+        if body.startswith("})"):
+            self._stack.pop()
+            owner.rest += body[2:]
+            return True
+        return False
+
+    def _label(self, number: int, match: re.Match[str]) -> None:
+        block = Block(parent=self._stack[-1], line=number)
+        self._stack[-1].blocks.append(block)
+        for index, item in enumerate(split(match["args"] or "")):
+            name, _, kind = item.partition(": ")
+            block.args.append(Value(block, index, kind))
+            self._values[name] = block.args[-1]
+
+    def _add(self, op: Op) -> Op:
+        block = self._top
+        if self._stack:
+            region = self._stack[-1]
+            if not region.blocks:
+                region.blocks.append(Block(parent=region, line=op.line))
+            block = region.blocks[-1]
+        op.parent = block
+        block.ops.append(op)
+        return op
+
+    def _define(self, op: Op, names: str) -> None:
+        for name in names.split(","):
+            head, _, count = name.strip().partition(":")
+            if count.isdigit() and int(count) < 1 << 16:
+                for index in range(int(count)):
+                    self._values[f"{head}#{index}"] = self._result(op)
+            else:
+                self._values[head] = self._result(op)
+
+    def _result(self, op: Op) -> Value:
+        op.results.append(Value(op, len(op.results)))
+        return op.results[-1]
+
+    def _resolve(self) -> None:
+        for op, index, name in self._pending:
+            op.operands[index] = self._values.get(name, name)
+        self._pending = []

@@ -1,0 +1,169 @@
+"""Plain data to canonical text: one operation a line, names numbered in order of first use."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .ir import REFERENCE, Block, Function, Module, Op
+
+
+@dataclass
+class Page:
+    """Lines and the location of each."""
+
+    lines: list[str] = field(default_factory=list)
+    locations: list[int] = field(default_factory=list)
+
+    def add(self, line: str, location: int = -1) -> None:
+        """Appends a line."""
+        self.lines.append(line)
+        self.locations.append(location)
+
+    @property
+    def text(self) -> str:
+        """All lines, each ended by a newline."""
+        return "".join(f"{line}\n" for line in self.lines)
+
+
+class Names:
+    """Numbers for the references of one program at one level, in order of first use."""
+
+    def __init__(self, prefixes: dict[str, str], mesh_classes: dict[str, str]) -> None:
+        self._prefixes = prefixes
+        self._mesh_classes = mesh_classes
+        self._numbers: dict[str, dict[str, str]] = {}
+        self._fixed: dict[tuple[str, str], str] = {}
+        self.pending: deque[str] = deque()
+        """Functions met for the first time, to be printed next."""
+
+    def name(self, kind: str, key: str) -> str:
+        """The canonical name of ``key``."""
+        if kind == "mesh":
+            key = self._mesh_classes.get(key, key)
+        if (kind, key) in self._fixed:
+            return self._fixed[kind, key]
+        table = self._numbers.setdefault(kind, {})
+        if key not in table:
+            table[key] = f"{self._prefixes.get(kind, '')}{len(table) + 1}"
+            if kind == "func":
+                self.pending.append(key)
+        return table[key]
+
+    def fix(self, kind: str, key: str, name: str) -> None:
+        """Gives ``key`` a name that isn't numbered."""
+        self._fixed[kind, key] = name
+
+    def count(self, kind: str) -> int:
+        """How many names of ``kind`` have been given."""
+        return len(self._numbers.get(kind, {}))
+
+    def resolve(self, text: str) -> str:
+        """``text`` with every reference replaced."""
+        if "\0" not in text:
+            return text
+        return REFERENCE.sub(lambda m: self.name(m[1], m[2]), text)
+
+
+PREFIXES = {"func": "f", "mesh": "mesh", "channel": "", "collective": ""}
+
+
+class FunctionPrinter:
+    """Prints functions of one module with shared `Names`."""
+
+    def __init__(self, module: Module, names: Names) -> None:
+        self._types = module.types
+        self._names = names
+        self._page = Page()
+        self._values: dict[int, str] = {}
+
+    def function(self, function: Function) -> Page:
+        """The page of one function: header, one line an argument, one a result, the body."""
+        self._page = Page()
+        self._values = {}
+        kind = "public" if function.public else "private"
+        self._page.add(f"func.func {kind}{self._attrs(function.attrs)}", function.loc)
+        entry = function.blocks[0] if function.blocks else Block([])
+        for value, attrs in zip(entry.args, function.arg_attrs, strict=True):
+            self._page.add(f"  arg {self._define(value)}: {self._types[value]}{self._attrs(attrs)}")
+        results = zip(function.result_types, function.result_attrs, strict=True)
+        for index, (text, attrs) in enumerate(results):
+            self._page.add(f"  result {index}: {text}{self._attrs(attrs)}")
+        self._region(function.blocks, 1, skip_entry=True)
+        return self._page
+
+    def _attrs(self, attrs: dict[str, str]) -> str:
+        if not attrs:
+            return ""
+        items = (f"{name} = {self._names.resolve(text)}" for name, text in attrs.items())
+        return " {" + ", ".join(items) + "}"
+
+    def _define(self, value: int) -> str:
+        return self._values.setdefault(value, f"%{len(self._values)}")
+
+    def _region(self, blocks: Sequence[Block], depth: int, skip_entry: bool = False) -> None:
+        indent = "  " * depth
+        for index, block in enumerate(blocks):
+            if not (skip_entry and index == 0) and (block.args or len(blocks) > 1):
+                args = ", ".join(f"{self._define(a)}: {self._types[a]}" for a in block.args)
+                self._page.add(f"{indent}^{index}({args}):")
+            for op in block.ops:
+                self._op(op, depth)
+
+    def _op(self, op: Op, depth: int) -> None:
+        indent = "  " * depth
+        operands = ", ".join(self._define(value) for value in op.operands)
+        line = f'"{op.name}"({operands})'
+        if op.callee is not None:
+            line += f" @{self._names.name('func', op.callee)}"
+        if op.successors:
+            line += " [" + ", ".join(f"^{index}" for index in op.successors) + "]"
+        line += self._attrs(op.attrs)
+        if op.frontend:
+            line += " frontend" + self._attrs(op.frontend)
+        line += f" : {self._signature(op)}"
+        if not op.regions:
+            self._page.add(f"{indent}{self._results(op)}{line}", op.loc)
+            return
+        self._page.add(f"{indent}{self._results(op)}{line} ({{", op.loc)
+        for index, region in enumerate(op.regions):
+            if index:
+                self._page.add(f"{indent}}}, {{", op.loc)
+            self._region(region, depth + 1)
+        self._page.add(f"{indent}}})", op.loc)
+
+    def _results(self, op: Op) -> str:
+        if not op.results:
+            return ""
+        return ", ".join(self._define(value) for value in op.results) + " = "
+
+    def _signature(self, op: Op) -> str:
+        inputs = ", ".join(self._types[value] for value in op.operands)
+        outputs = ", ".join(self._types[value] for value in op.results)
+        return f"({inputs}) -> ({outputs})"
+
+
+def print_in_order(module: Module, names: Names) -> list[tuple[str, Function, Page]]:
+    """Name, function and page of every function: public ones first, each callee when first met."""
+    printer = FunctionPrinter(module, names)
+    found: list[tuple[str, Function, Page]] = []
+    done: set[str] = set()
+
+    def drain() -> None:
+        while names.pending:
+            key = names.pending.popleft()
+            if key not in done:
+                done.add(key)
+                function = module.functions[key]
+                found.append((names.name("func", key), function, printer.function(function)))
+
+    for key, function in module.functions.items():
+        if function.public:
+            names.fix("func", key, key)
+            names.pending.append(key)
+            drain()
+    for key in module.functions:
+        names.name("func", key)
+        drain()
+    return found

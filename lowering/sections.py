@@ -1,0 +1,85 @@
+"""The functions and kernels of one program at one level, and what they refer to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+
+from .optext import Block, read
+from .program import Form, Program, Section, digest_of
+
+CALLEE = re.compile(r'@("[^"]*"|[\w$.-]+)')
+KERNEL = re.compile(r"kernel:([0-9a-f]{12})[0-9a-f]*")
+_COUNTER = re.compile(r"_\d+$")
+
+
+class Sections:
+    """A form's sections by name, with digests that don't depend on how functions are numbered."""
+
+    def __init__(self, program: Program, form: Form) -> None:
+        self.program = program
+        self.form = form
+        self.by_name = {s.name: s for s in form.sections}
+        self._trees: dict[str, Block] = {}
+
+    def tree(self, section: Section) -> Block:
+        """The operations of a section, read once."""
+        if section.name not in self._trees:
+            self._trees[section.name] = read(section.text)
+        return self._trees[section.name]
+
+    def kernel(self, name: str) -> Section | None:
+        """The kernel that ``kernel:<12 digits>…`` names."""
+        return self.program.kernels.get(name[: len("kernel:") + 12])
+
+    def kernel_names(self) -> set[str]:
+        """The kernels that any section refers to."""
+        return {
+            f"kernel:{match[1]}" for s in self.form.sections for match in KERNEL.finditer(s.text)
+        }
+
+    def callees(self, text: str) -> Iterator[str]:
+        """The functions of this form that ``text`` names, in order."""
+        for match in CALLEE.finditer(text):
+            if match[1] in self.by_name and match[1] != "module":
+                yield match[1]
+
+    @cached_property
+    def closed(self) -> dict[str, str]:
+        """A digest of each section in which callees stand for what they hold."""
+        found: dict[str, str] = {}
+        for root in self.by_name:
+            stack = [(root, False)]
+            entered: set[str] = set()
+            while stack:
+                name, done = stack.pop()
+                if name in found:
+                    continue
+                if done:
+                    found[name] = digest_of(self._substituted(self.by_name[name].text, found))
+                elif name not in entered:  # a cycle, which MLIR allows, keeps its names
+                    entered.add(name)
+                    stack.append((name, True))
+                    stack.extend((c, False) for c in self.callees(self.by_name[name].text))
+        return found
+
+    def opened(self, rest: str) -> tuple[str, str]:
+        """``rest`` with callees by what they hold, and with callees and kernels by their labels."""
+        if "@" not in rest and "kernel:" not in rest:
+            return rest, rest
+        loose = CALLEE.sub(lambda m: f"@{self.label(m[1])}", rest)
+        loose = KERNEL.sub(lambda m: f"kernel:{self._kernel_label(m[0])}", loose)
+        return self._substituted(rest, self.closed), loose
+
+    def label(self, name: str) -> str:
+        """What the user calls a function, without the number that JAX gives a second one."""
+        section = self.by_name.get(name)
+        return name if section is None else _COUNTER.sub("", section.label or section.name)
+
+    def _kernel_label(self, name: str) -> str:
+        section = self.kernel(name)
+        return "" if section is None else section.label
+
+    def _substituted(self, text: str, digests: dict[str, str]) -> str:
+        return CALLEE.sub(lambda m: f"@{digests.get(m[1], m[1])}", text)

@@ -1,0 +1,283 @@
+"""The command line: exit codes, one line for bad input, no jax before it is needed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from relower.cli.main import COMMANDS, main
+
+CASES = Path(__file__).parent.parent / "gates" / "cases.py"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A folder with ``cases.py``, and the artifact of its ``base``."""
+    found = tmp_path_factory.mktemp("cli")
+    shutil.copy(CASES, found)
+    before = Path.cwd()
+    os.chdir(found)
+    try:
+        assert main(["lower", "cases.py:base", "-o", "base.program", "--json"]) == 0
+    finally:
+        os.chdir(before)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _inside(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def said(capfd, *arguments, code):
+    assert main(list(arguments)) == code, capfd.readouterr()
+    return capfd.readouterr()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_needs_no_jax(arguments):
+    code = (
+        "import sys\nfrom relower.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert "usage: relower" in run.stdout
+
+
+def test_help_of_the_whole_loads_no_command():
+    code = (
+        "import sys\nfrom relower.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "assert 'rich' not in sys.modules and 'relower.cli.diff' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def test_identical(capfd):
+    out, err = said(capfd, "diff", "base.program", "cases.py:renamed", code=0)
+    assert out.startswith("IDENTICAL at level exact")
+    assert err == ""
+
+
+def test_different_and_located(capfd):
+    out, _ = said(capfd, "diff", "base.program", "cases.py:swapped", code=1)
+    line = next(i for i, t in enumerate(CASES.read_text().split("\n"), 1) if "# a subtract" in t)
+    assert f"cases.py:{line}  jit(f)/router/sub" in out
+    assert "stablehlo.subtract  operands swapped" in out
+    assert out.splitlines()[-1] == "DIFFERENT at level exact: 1 difference"
+
+
+def test_every_line_fits_the_terminal(capfd):
+    out, _ = said(capfd, "diff", "base.program", "cases.py:mul", code=1)
+    assert "arith.mulf" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_two_cases_and_a_level(capfd):
+    out, _ = said(
+        capfd, "diff", "cases.py:base", "cases.py:constant", "--level", "inlined", "--json", code=1
+    )
+    found = json.loads(out)
+    assert (found["verdict"], found["level"], found["change_count"]) == ("DIFFERENT", "inlined", 1)
+    assert found["groups"][0]["detail"] == "value"
+
+
+def test_other_environments_are_unknown_until_allowed(capfd):
+    wider = ["lower", "cases.py:base", "--target", "TPU7x:2x2x2", "-o", "wide.program"]
+    assert main(wider) == 0
+    capfd.readouterr()
+    out, _ = said(capfd, "diff", "base.program", "wide.program", code=2)
+    assert "stamp: target is TPU7x:2x2x1 in a and TPU7x:2x2x2 in b" in out
+    out, _ = said(capfd, "diff", "base.program", "wide.program", "--allow", "target", code=0)
+    assert "allowed to differ: target" in out
+
+
+def test_lower_shows_what_a_program_holds(capfd):
+    out, err = said(capfd, "lower", "cases.py:base", "-o", "again.program", code=0)
+    for level in ("exact", "inlined", "dataflow"):
+        assert level in out
+    assert "scaled  called once" in out
+    assert "stablehlo.subtract" in out
+    assert "written to again.program" in out
+    assert err == ""
+    assert Path("again.program").read_bytes() == Path("base.program").read_bytes()
+
+
+def test_a_plain_function_with_its_arguments(capfd):
+    out, _ = said(capfd, "lower", "cases.py:plain", "--arg", "bf16[8,128]", "--json", code=0)
+    assert json.loads(out)["ops"]["stablehlo.sine"] == 1
+
+
+BAD = [
+    (["diff", "none.program", "base.program"], "none.program: no such file"),
+    (["diff", "none.py:base", "base.program"], "none.py: no such file"),
+    (["diff", "cases.py:bse", "base.program"], "no 'bse'; it has"),
+    (["diff", "cases.py", "base.program"], "not a whole relower artifact"),
+    (["diff", "base.program", "base.program", "--allow", "jaxx"], "did you mean 'jax'"),
+    (["lower", "cases.py:fails", "--arg", "f32[8,3]"], "can't be traced: TypeError"),
+    (["lower", "cases.py:plain"], "takes 1 arguments"),
+    (["lower", "cases.py:plain", "--arg", "f33[8]"], "no dtype 'f33'"),
+    (["lower", "cases.py:base", "--target", "TPU9"], "target 'TPU9'"),
+    (["lower", "cases.py:base", "--mesh", "data"], "--mesh 'data': wanted"),
+    (["lower", "cases.py:base", "-o", "no/such/folder"], "can't be written"),
+    (["lower", "cases.py:base", "--passes", "a,,b"], "wanted 'none', 'default' or names"),
+    (["lower", "cases.py:sleeps", "--timeout", "0.5"], "not done after 0.5 s"),
+    (["lower", "cases.py:base", "--passes", "argsort_packd"], "did you mean 'argsort_packed_key'"),
+    (["explain", "cases.py:base", "--passes", "argsort_packd"], "did you mean"),
+    (["explain", "cases.py:fails", "--arg", "f32[8,3]"], "can't be traced: TypeError"),
+    (["explain", "none.py:base"], "none.py: no such file"),
+    (["gate", "none.toml"], "none.toml: can't be read"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a) for a, _ in BAD])
+def test_bad_input_is_one_line(capfd, arguments, message):
+    out, err = said(capfd, *arguments, code=2)
+    assert out == ""
+    assert err.startswith("relower: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 1000, -1])
+def test_a_truncated_artifact(capfd, cut):
+    Path("cut.program").write_bytes(Path("base.program").read_bytes()[:cut])
+    _, err = said(capfd, "diff", "base.program", "cut.program", code=2)
+    assert "cut.program: not a whole relower artifact" in err
+    assert err.count("\n") == 1
+
+
+def test_what_argparse_refuses():
+    for arguments in ([], ["nonsense"], ["diff", "a"], ["lower", "x", "--timeout", "0"]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+
+
+def test_passes(capfd):
+    out, err = said(capfd, "passes", code=0)
+    assert "argsort_packed_key  bitwise" in out
+    assert "applies where" in out
+    assert err == ""
+    out, _ = said(capfd, "passes", "nonnegative_index", "--json", code=0)
+    (entry,) = json.loads(out)
+    assert entry["name"] == "nonnegative_index"
+    assert "def before" in entry["before"]
+    _, err = said(capfd, "passes", "nonnegative", code=2)
+    assert "no pass called 'nonnegative'; there are argsort_packed_key" in err
+
+
+def test_explain(capfd):
+    line = next(i for i, t in enumerate(CASES.read_text().split("\n"), 1) if "# an argsort" in t)
+    arguments = ["cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
+    out, err = said(capfd, "explain", *arguments, code=0)
+    assert "applied (1)" in out
+    assert "argsort_unique_pairs  sort" in out
+    assert f"cases.py:{line}" in out
+    assert "declined (2)" in out
+    assert "maybe-negative: the index is not known to be at least 0" in out
+    assert "1 applied, 2 declined" in out.splitlines()[-1]
+    assert err == ""
+    out, _ = said(capfd, "explain", *arguments, "--json", code=0)
+    assert json.loads(out)["applied"] == 1
+
+
+def test_passes_change_a_program(capfd):
+    arguments = ["cases.py:sorts", "cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
+    out, _ = said(capfd, "diff", *arguments, "--passes-b", "default", code=1)
+    assert "stablehlo.sort" in out
+    said(capfd, "diff", *arguments, "--passes", "default", code=0)
+
+
+def test_a_pass_that_does_not_apply_names_every_reason(capfd):
+    arguments = ["cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
+    _, err = said(capfd, "lower", *arguments, "--passes", "argsort_packed_key", code=2)
+    assert "argsort_packed_key" in err
+    assert "range of the keys" in err or "integer" in err
+    assert err.count("\n") == 1
+
+
+GATE = """
+[[program]]
+name = "step"
+variants.base = "cases.py:base"
+variants.again = "cases.py:renamed"
+variants.swapped = "cases.py:swapped"
+[[program.cell]]
+variant = "again"
+identical-to = "base"
+[[program.cell]]
+variant = "swapped"
+differs-from = "base"
+"""
+
+
+def test_gate(capfd):
+    Path("relower.toml").write_text(GATE)
+    out, _ = said(capfd, "gate", code=0)
+    assert out.splitlines() == [
+        "✓ step: again = base (exact)",
+        "✓ step: swapped ≠ base (exact)",
+        "1 of 1 identical, 1 of 1 controls differ",
+    ]
+    Path("bad.toml").write_text(GATE.replace('variant = "swapped"', 'variant = "again"'))
+    out, _ = said(capfd, "gate", "bad.toml", code=1)
+    assert "the control shows nothing" in out
+    assert out.splitlines()[-1] == "1 of 1 identical, 0 of 1 controls differ"
+    out, _ = said(capfd, "gate", "bad.toml", "--json", code=1)
+    assert json.loads(out)["exit_code"] == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted(number, code):
+    Path("begun").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "relower.cli.main", "lower", "cases.py:sleeps"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        while not Path("begun").exists():  # the child writes its own process id when it sleeps
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(number)
+        out, err = run.communicate()
+    assert (run.returncode, out, err) == (code, b"", b"")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path("begun").read_text()), 0)
+
+
+def test_control_characters_do_not_reach_the_terminal(capfd):
+    from dataclasses import replace
+
+    from relower.lowering.artifact import load, save
+    from relower.lowering.program import Unknown
+
+    found = load("base.program")
+    save(replace(found, unknowns=(Unknown("odd\x1b[2J", "unheard of"),)), "odd.program")
+    out, _ = said(capfd, "diff", "odd.program", "odd.program", code=2)
+    assert "\x1b" not in out
+    assert "odd\\x1b[2J in a: unheard of" in out
+
+
+def test_a_terminal_that_knows_ascii_only(folder):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "relower.cli.main", "gate", "one.toml"]
+    Path("one.toml").write_text(GATE)
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "1 of 1 identical, 1 of 1 controls differ" in run.stdout
+
+
+def test_a_reader_that_leaves():
+    command = f"{sys.executable} -m relower.cli.main diff base.program cases.py:mul --json | true"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in run.stderr
+    assert "BrokenPipe" not in run.stderr

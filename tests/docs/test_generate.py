@@ -1,0 +1,36 @@
+"""The generated pages are what the passes say today."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+GENERATE = Path(__file__).parents[2] / "docs" / "generate.py"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", GENERATE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_are_current(generate: ModuleType) -> None:
+    assert generate.main(["--check"]) == 0
+
+
+def test_a_stale_page_is_noticed(
+    generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "PAGES", tmp_path)
+    assert generate.main([]) == 0
+    assert generate.main(["--check"]) == 0
+    page = next(tmp_path.iterdir())
+    page.write_text(page.read_text() + "edited by hand\n")
+    assert generate.main(["--check"]) == 1

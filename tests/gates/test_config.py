@@ -1,0 +1,134 @@
+"""Reading ``relower.toml``: every mistake is one line that names the key."""
+
+from pathlib import Path
+
+import pytest
+
+from relower.gates.config import load_matrix
+from relower.lowering.errors import InputError
+
+GOOD = """
+[gate]
+level = "inlined"
+timeout = 5
+
+[[program]]
+name = "moe"
+variants.plain = "moe.py:plain"
+variants.by_hand = { case = "moe.py:by_hand", mesh = { data = 4 } }
+passes.packed = ["argsort_packed_key"]
+
+[[program.cell]]
+variant = "plain"
+passes = ["packed", "default"]
+identical-to = "by_hand"
+level = "dataflow"
+kernels = 3
+ops."stablehlo.sort" = 1
+
+[[program.cell]]
+variant = "plain"
+differs-from = "plain+packed"
+only-in = ["scope:router", "kernel:gmm*"]
+kernels.gmm = 2
+allow = ["jax"]
+"""
+
+
+def matrix(tmp_path, text):
+    (tmp_path / "relower.toml").write_text(text)
+    return load_matrix(tmp_path / "relower.toml")
+
+
+def test_lists_are_multiplied_out(tmp_path):
+    found = matrix(tmp_path, GOOD)
+    assert [cell.name for cell in found.cells] == [
+        "moe: plain+packed = by_hand (dataflow)",
+        "moe: plain+default = by_hand (dataflow)",
+        "moe: plain ≠ plain+packed (inlined)",
+    ]
+    assert found.timeout == 5
+    assert found.folder == tmp_path
+    first, _, last = found.cells
+    assert first.kernels == 3
+    assert first.ops == {"stablehlo.sort": 1}
+    assert first.node.passes == ("argsort_packed_key",)
+    assert first.other.mesh == (("data", 4),)
+    assert last.kernels == {"gmm": 2}
+    assert last.only_in == ("scope:router", "kernel:gmm*")
+    assert last.node.passes is None
+    assert len(found.nodes()) == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[gate]", "[gat]", "unknown key 'gat'; did you mean 'gate'"),
+        ("timeout = 5", "timeuot = 5", "unknown key 'timeuot'; did you mean 'timeout'"),
+        ("timeout = 5", "timeout = 0", "timeout: 0; wanted seconds above 0"),
+        ("identical-to", "identical_to", "unknown key 'identical_to'; did you mean 'identical-to'"),
+        ('variant = "plain"\npasses', 'varient = "plain"\npasses', "did you mean 'variant'"),
+        ('identical-to = "by_hand"', 'identical-to = "by_had"', "did you mean 'by_hand'"),
+        ('["packed", "default"]', '["pakced"]', "did you mean 'packed'"),
+        ('["packed", "default"]', "[]", "the list is empty"),
+        ('identical-to = "by_hand"', "", "found neither"),
+        ('allow = ["jax"]', 'identical-to = "by_hand"', "found both"),
+        ('"plain+packed"', '"plain"', "compared with itself"),
+        ('level = "dataflow"', 'level = "loose"', "'loose'; wanted one of exact"),
+        ('level = "dataflow"', 'only-in = "scope:x"', "only-in goes with differs-from"),
+        ('"scope:router"', '"router"', "wanted 'kernel:NAME' or 'scope:PATH'"),
+        ("kernels = 3", "kernels = true", "wanted a number of calls"),
+        ('ops."stablehlo.sort"', "ops.stablehlo.sort", "write names with dots in quotes"),
+        ('"moe.py:plain"', '"moe.py"', "wanted 'FILE.py:NAME'"),
+        ("data = 4", 'data = "4"', "wanted a number"),
+        ('name = "moe"', 'name = "m/e"', "'m/e'; wanted letters"),
+        ('name = "moe"', "", "name: None"),
+        ("[[program]]", "[program]", "not TOML|two brackets|program"),
+        ('passes.packed = ["argsort_packed_key"]', "passes.none = []", "'none' is defined already"),
+        ('passes.packed = ["argsort_packed_key"]', "passes.packed = []", "wanted 'none'"),
+        ("[gate]", "[gate", "not TOML"),
+    ],
+)
+def test_mistakes(tmp_path, old, new, message):
+    assert GOOD.count(old) >= 1
+    with pytest.raises(InputError, match=message) as caught:
+        matrix(tmp_path, GOOD.replace(old, new, 1))
+    assert "\n" not in str(caught.value)
+    assert "relower.toml" in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match="can't be read: No such file"):
+        load_matrix(tmp_path / "none.toml")
+
+
+def test_a_program_without_cells(tmp_path):
+    with pytest.raises(InputError, match=r"has no \[\[program.cell\]\]"):
+        matrix(tmp_path, '[[program]]\nname = "a"\n')
+
+
+def test_an_empty_file_is_a_matrix_without_cells(tmp_path):
+    assert matrix(tmp_path, "").cells == ()
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_projects_own_gate():
+    found = load_matrix(ROOT / "relower.toml")
+    assert {cell.identical for cell in found.cells} == {True, False}
+    for node in found.nodes():
+        file, _, name = node.spec.rpartition(":")
+        assert f"def {name}(" in (ROOT / file).read_text(), node.spec
+
+
+def test_the_example_in_the_documentation(tmp_path):
+    page = (ROOT / "docs" / "gate.md").read_text()
+    found = matrix(tmp_path, page.split("```toml\n")[1].split("```")[0])
+    assert [cell.name for cell in found.cells] == [
+        "moe: plain+packed = by_hand (dataflow)",
+        "moe: plain+packed ≠ plain (inlined)",
+        "moe: plain+default ≠ plain (inlined)",
+    ]
+    small = page.partition("small = ")[2].partition("\n")[0]
+    assert all(key in small for key in ("case", "args", "mesh", "target"))

@@ -1,0 +1,468 @@
+"""Every fact holds in every execution: random programs, run equation by equation.
+
+Programs are lists of steps on arrays of one shape and any small integer type. Each is run on random
+and on extreme inputs by an interpreter that enters every body that the analysis enters, and that
+compares each value with each claim about it.
+"""
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from relower.compat import jaxprs
+from relower.matchers import transfer, transfer_numeric
+from relower.matchers.assume_range import assume_range
+from relower.matchers.fact import Affine, Constant, Fact, integer
+from relower.matchers.facts import Analysis
+
+SHAPE = (3, 4)
+DTYPES = ("int8", "uint8", "int16", "int32", "uint32", "bool")
+
+
+# Checking one claim against one value.
+
+
+def holds(fact: Fact, value) -> bool:
+    x = np.asarray(value)
+    if x.size == 0 or fact == Fact():
+        return True
+    if fact.constant is not None and not (
+        (x == fact.constant.value).all()
+        and (np.signbit(x.astype(np.float64)) == fact.constant.negative).all()
+    ):
+        return False
+    if x.dtype.kind not in "iub":
+        return fact.lo is fact.hi is fact.affine is fact.permutation is None
+    x = x.astype(np.int64)
+    if (fact.lo is not None and x.min() < fact.lo) or (fact.hi is not None and x.max() > fact.hi):
+        return False
+    if fact.affine is not None:
+        steps = np.zeros((), np.int64)
+        for d, (n, stride) in enumerate(zip(x.shape, fact.affine.strides)):
+            steps = steps + (np.arange(n) * stride).reshape((-1,) + (1,) * (x.ndim - d - 1))
+        offsets = x - steps
+        if (offsets != offsets.flat[0]).any():
+            return False
+        if fact.affine.offset not in (None, offsets.flat[0]):
+            return False
+    if fact.permutation is not None:
+        n = x.shape[fact.permutation]
+        ordered = np.moveaxis(np.sort(x, axis=fact.permutation), fact.permutation, -1)
+        if (ordered != np.arange(n)).any():
+            return False
+    return True
+
+
+# Running a program beside its facts.
+
+
+class Broken(AssertionError):
+    """A value outside what was claimed of it."""
+
+
+def run(facts, args):
+    """Evaluates a body, checking every variable; returns its outputs."""
+    jaxpr = jaxprs.opened(facts.body)
+    env = {}
+
+    def read(atom):
+        return atom.val if jaxprs.is_literal(atom) else env[atom]
+
+    def write(var, value, where):
+        if not holds(facts.fact(var), value):
+            raise Broken(f"{where}\n  claimed {facts.fact(var)}\n  found {np.asarray(value)}")
+        env[var] = value
+
+    for var, value in zip(jaxpr.constvars, jaxprs.consts(facts.body)):
+        write(var, value, "constant")
+    for var, value in zip(jaxpr.invars, args, strict=True):
+        write(var, value, "input")
+    for index, eqn in enumerate(jaxpr.eqns):
+        values = [read(v) for v in eqn.invars]
+        children = facts.children(index)
+        step = STEPS.get(eqn.primitive.name)
+        if children and step is not None:
+            results = step(eqn, children, values)
+        else:
+            results = evaluate(eqn, values)
+        for var, value in zip(eqn.outvars, results, strict=True):
+            write(var, value, eqn.primitive.name)
+    results = [read(v) for v in jaxpr.outvars]
+    for fact, value in zip(facts.outputs, results, strict=True):
+        assert holds(fact, value)
+    return results
+
+
+def evaluate(eqn, values):
+    results = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def run_call(eqn, children, values):
+    (child,) = children.values()
+    return run(child, values)
+
+
+def run_cond(eqn, children, values):
+    index, *operands = values
+    chosen = int(np.clip(int(index), 0, len(children) - 1))
+    return run(children[("branches", chosen)], operands)
+
+
+def run_while(eqn, children, values):
+    test, body = children[("cond_jaxpr", None)], children[("body_jaxpr", None)]
+    nc, nb = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    carry = values[nc + nb :]
+    while run(test, [*values[:nc], *carry])[0]:
+        carry = run(body, [*values[nc : nc + nb], *carry])
+    return carry
+
+
+def run_scan(eqn, children, values):
+    from relower.compat.bodies import scan_counts
+
+    (child,) = children.values()
+    num_consts, num_carry, _, num_ys = scan_counts(eqn)
+    consts, carry = values[:num_consts], values[num_consts : num_consts + num_carry]
+    xs = values[num_consts + num_carry :]
+    order = range(eqn.params["length"])
+    rows = {}
+    for i in reversed(order) if eqn.params["reverse"] else order:
+        results = run(child, [*consts, *carry, *(x[i] for x in xs)])
+        carry, rows[i] = results[:num_carry], results[num_carry:]
+    ys = [
+        jnp.stack([rows[i][k] for i in order])
+        if rows
+        else jnp.zeros(eqn.outvars[num_carry + k].aval.shape, eqn.outvars[num_carry + k].aval.dtype)
+        for k in range(num_ys)
+    ]
+    return [*carry, *ys]
+
+
+STEPS = {
+    "jit": run_call,
+    "closed_call": run_call,
+    "checkpoint": run_call,
+    "remat2": run_call,
+    "custom_jvp_call": run_call,
+    "cond": run_cond,
+    "while": run_while,
+    "scan": run_scan,
+}
+
+
+# Random programs.
+
+
+def like(y, x):
+    return y.astype(x.dtype)
+
+
+def index_of(x):
+    return x.astype(jnp.int32)
+
+
+def two(f):
+    return lambda x, y, k: f(x, like(y, x))
+
+
+def no_bool(f):
+    def step(x, y, k):
+        x = x.astype(jnp.int8) if x.dtype == bool else x
+        return f(x, like(y, x), k)
+
+    return step
+
+
+def literal(x, k):
+    """``k`` as a number that ``x``'s dtype can hold."""
+    limit = (0, 1) if x.dtype == bool else (jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max)
+    return np.asarray(max(limit[0], min(limit[1], k)), x.dtype)
+
+
+def converted(dtype):
+    return lambda x, y, k: x.astype(dtype)
+
+
+def gathered(mode):
+    return lambda x, y, k: x.at[index_of(y)[0], index_of(y)[1] + k].get(mode=mode)[None] + x * 0
+
+
+def scattered(method, mode):
+    return lambda x, y, k: getattr(x.at[index_of(y)[:, 0]], method)(like(y, x), mode=mode)
+
+
+def looped(x, y, k):
+    def body(state):
+        i, a = state
+        return i + 1, jnp.maximum(a, like(y, x)) - like(i, a)
+
+    return lax.while_loop(lambda s: s[0] < abs(k) % 5, body, (jnp.int32(0), x))[1]
+
+
+def drifting(x, y, k):
+    return lax.while_loop(
+        lambda s: (s[0] < 3) & (s[1].sum() != 7),
+        lambda s: (s[0] + 1, s[2], s[1] + literal(x, k)),
+        (0, x, like(y, x)),
+    )[1]
+
+
+def scanned(reverse, length):
+    def step(x, y, k):
+        def body(carry, row):
+            i, a = carry
+            a = jnp.minimum(a, row) + literal(a, k)
+            return (i + 2, a), (a, i, lax.broadcasted_iota(x.dtype, (4,), 0))
+
+        (i, a), (rows, counts, _) = lax.scan(
+            body, (jnp.int32(k), x[0]), jnp.tile(x, (2, 1))[:length], reverse=reverse
+        )
+        return x + a + like(i, x) + like(counts.sum(), x) + rows.sum(0, dtype=x.dtype)
+
+    return step
+
+
+def branched(x, y, k):
+    return lax.switch(
+        index_of(y)[0, 0],
+        [
+            lambda a: a,
+            lambda a: jnp.zeros_like(a),
+            lambda a: lax.broadcasted_iota(a.dtype, SHAPE, 0),
+        ],
+        x,
+    )
+
+
+def sorted_with_iota(x, y, k):
+    axis = k % 2
+    return lax.sort((x, lax.broadcasted_iota(jnp.int32, SHAPE, axis)), axis, num_keys=1 + k % 2)[1]
+
+
+def inverse(x, y, k):
+    order = jnp.argsort(x.reshape(-1))
+    return jnp.zeros(12, jnp.int32).at[order].set(jnp.arange(12))[order].reshape(SHAPE)
+
+
+OPERATIONS = {
+    "add": no_bool(lambda x, y, k: x + y),
+    "sub": no_bool(lambda x, y, k: x - y),
+    "mul": no_bool(lambda x, y, k: x * y),
+    "add_literal": no_bool(lambda x, y, k: x + literal(x, k)),
+    "from_literal": no_bool(lambda x, y, k: literal(x, k) - x),
+    "mul_literal": no_bool(lambda x, y, k: x * literal(x, k)),
+    "neg": no_bool(lambda x, y, k: -x),
+    "abs": no_bool(lambda x, y, k: jnp.abs(x)),
+    "sign": no_bool(lambda x, y, k: lax.sign(x)),
+    "div": no_bool(lambda x, y, k: lax.div(x, literal(x, k) | 1)),
+    "div_or_one": no_bool(lambda x, y, k: lax.div(x, jnp.where(y == 0, literal(y, 1), y))),
+    "rem": no_bool(lambda x, y, k: lax.rem(x, literal(x, k) | 1)),
+    "floor_divide": no_bool(lambda x, y, k: x // (literal(x, k) | 1)),
+    "mod": no_bool(lambda x, y, k: x % y),
+    "pow": no_bool(lambda x, y, k: lax.integer_pow(x, k % 5)),
+    "square": no_bool(lambda x, y, k: lax.square(x)),
+    "maximum": two(jnp.maximum),
+    "minimum": two(jnp.minimum),
+    "at_least": lambda x, y, k: jnp.maximum(x, literal(x, k)),
+    "clip": no_bool(lambda x, y, k: lax.clamp(literal(x, -k), x, literal(x, k))),
+    "clip_by": no_bool(lambda x, y, k: lax.clamp(y, x, literal(x, k) + y * 0)),
+    "and": two(operator.and_),
+    "or": two(operator.or_),
+    "xor": two(operator.xor),
+    "mask": lambda x, y, k: x & literal(x, abs(k)),
+    "not": lambda x, y, k: ~x,
+    "shift_left": no_bool(lambda x, y, k: lax.shift_left(x, literal(x, abs(k) % 8))),
+    "shift_right": no_bool(lambda x, y, k: lax.shift_right_arithmetic(x, literal(x, abs(k) % 8))),
+    "shift_logical": no_bool(lambda x, y, k: lax.shift_right_logical(x, literal(x, abs(k) % 8))),
+    "population_count": no_bool(lambda x, y, k: lax.population_count(x)),
+    "clz": no_bool(lambda x, y, k: lax.clz(x)),
+    "lt": lambda x, y, k: x < like(y, x),
+    "le_literal": lambda x, y, k: x <= literal(x, k),
+    "eq": lambda x, y, k: x == like(y, x),
+    "ne_literal": lambda x, y, k: x != literal(x, k),
+    "where": lambda x, y, k: jnp.where(x > literal(x, k), x, like(y, x)),
+    "where_all": lambda x, y, k: jnp.where(x[0, 0] > literal(x, k), x, like(y, x)),
+    "wrap_index": no_bool(lambda x, y, k: jnp.where(x < 0, x + literal(x, 4), x)),
+    **{f"to_{d}": converted(d) for d in DTYPES},
+    "through_float": lambda x, y, k: x.astype(jnp.float32).astype(jnp.int32),
+    "bitcast": lambda x, y, k: lax.bitcast_convert_type(x.astype(jnp.int32), jnp.uint32),
+    "iota": lambda x, y, k: lax.broadcasted_iota(x.dtype, SHAPE, k % 2) if x.dtype != bool else x,
+    "constant": lambda x, y, k: jnp.full_like(x, literal(x, k)),
+    "array": lambda x, y, k: like(jnp.asarray(np.arange(12).reshape(SHAPE) * (k % 3)), x),
+    "flip": lambda x, y, k: jnp.flip(x, k % 2),
+    "turn": lambda x, y, k: x.T.reshape(SHAPE),
+    "flat": lambda x, y, k: x.reshape(2, 6).reshape(12, 1).reshape(1, 3, 4)[0],
+    "turn_twice": lambda x, y, k: jnp.flip(x.T, 0).T,
+    "first_row": lambda x, y, k: jnp.broadcast_to(x[:1], SHAPE),
+    "one": lambda x, y, k: jnp.broadcast_to(x[k % 3, k % 4], SHAPE),
+    "step_slice": lambda x, y, k: jnp.repeat(x[:, ::2], 2, axis=1),
+    "tile": lambda x, y, k: jnp.tile(x[:, :2], (1, 2)),
+    "pad": lambda x, y, k: lax.pad(x[:2, :3], literal(x, k), ((k % 2, 1 - k % 2, 0), (1, 0, 0))),
+    "spread": lambda x, y, k: lax.pad(x[:2, :], literal(x, k), ((0, 0, 1), (0, 0, 0))),
+    "join": lambda x, y, k: jnp.concatenate([x[:1], like(y, x)[1:]], 0),
+    "stack": lambda x, y, k: jnp.stack([x[0], like(y, x)[0], x[k % 3]]),
+    "split": lambda x, y, k: jnp.concatenate(jnp.split(x, 2, axis=1)[::-1], axis=1),
+    "window": lambda x, y, k: lax.dynamic_slice(
+        jnp.concatenate([x, like(y, x)]), (index_of(y)[0, 0], 0), SHAPE
+    ),
+    "update": lambda x, y, k: lax.dynamic_update_slice(
+        x, like(y, x)[:2, :2], (k, index_of(y)[0, 0])
+    ),
+    "gather_fill": gathered("fill"),
+    "gather_clip": gathered("clip"),
+    "take": lambda x, y, k: jnp.take(x.reshape(-1), y.astype(jnp.int32)),
+    "take_along": lambda x, y, k: jnp.take_along_axis(x, index_of(y) % 4, axis=1),
+    "scatter": scattered("set", "drop"),
+    "scatter_clip": scattered("set", "clip"),
+    "scatter_add": no_bool(scattered("add", "drop")),
+    "scatter_max": no_bool(scattered("max", "clip")),
+    "inverse": inverse,
+    "sort": lambda x, y, k: jnp.sort(x, axis=k % 2),
+    "argsort": lambda x, y, k: jnp.argsort(x, axis=k % 2, descending=k % 3 == 0),
+    "one_of_two_orders": lambda x, y, k: jnp.where(
+        x > literal(x, k), jnp.argsort(x), jnp.argsort(y)
+    ),
+    "rank": lambda x, y, k: jnp.argsort(jnp.argsort(x, axis=k % 2), axis=k % 2),
+    "flat_rank": lambda x, y, k: jnp.argsort(x.reshape(-1)).reshape(SHAPE),
+    "sort_with_iota": sorted_with_iota,
+    "sort_other_axis": lambda x, y, k: lax.sort((y, jnp.argsort(x, axis=0)), 1, num_keys=1)[1],
+    "top_k": no_bool(lambda x, y, k: lax.top_k(x, 4)[k % 2]),
+    "some_top_k": no_bool(lambda x, y, k: jnp.tile(lax.top_k(x, 2)[1], (1, 2))),
+    "argmax": lambda x, y, k: jnp.broadcast_to(jnp.argmax(x, axis=0), SHAPE),
+    "sum": no_bool(lambda x, y, k: jnp.broadcast_to(jnp.sum(x, axis=0, dtype=x.dtype), SHAPE)),
+    "sum_bool": lambda x, y, k: jnp.broadcast_to(jnp.sum(x > 0, axis=1)[:, None], SHAPE),
+    "max": lambda x, y, k: jnp.broadcast_to(x.max(axis=k % 2, keepdims=True), SHAPE),
+    "any": lambda x, y, k: jnp.broadcast_to((x > 0).any(axis=0), SHAPE),
+    "all": lambda x, y, k: jnp.broadcast_to((x > 0).all(axis=0), SHAPE),
+    "cumsum": no_bool(lambda x, y, k: lax.cumsum(x, axis=k % 2, reverse=k % 3 == 0)),
+    "cummax": no_bool(lambda x, y, k: lax.cummax(x, axis=k % 2)),
+    "bincount": lambda x, y, k: jnp.broadcast_to(jnp.bincount(x.reshape(-1), length=4), SHAPE),
+    "one_hot": no_bool(lambda x, y, k: jax.nn.one_hot(x[:, 0], 4, dtype=jnp.int32)),
+    "while": no_bool(looped),
+    "while_swap": no_bool(drifting),
+    "scan": no_bool(scanned(False, 5)),
+    "scan_reverse": no_bool(scanned(True, 3)),
+    "scan_none": no_bool(scanned(False, 0)),
+    "cond": no_bool(branched),
+    "jit": no_bool(lambda x, y, k: jax.jit(lambda a, b: a + literal(a, k) * b)(x, y)),
+    "remat": no_bool(lambda x, y, k: jax.checkpoint(lambda a: lax.sign(a) * literal(a, k))(x)),
+    "assume": no_bool(lambda x, y, k: assume_range(x % literal(x, 5), 0, 4)),
+}
+
+LITERALS = st.sampled_from(
+    [0, 1, 2, 3, 4, 5, 7, 8, 12, 100, 127, 200, 1 << 20, (1 << 31) - 1]
+).flatmap(lambda k: st.sampled_from([k, -k, -k - 1]))
+STEP = st.tuples(
+    st.sampled_from(sorted(OPERATIONS)), st.integers(0, 3), st.integers(0, 3), LITERALS
+)
+
+
+def program(steps):
+    def fn(*values):
+        values = list(values)
+        for name, i, j, k in steps:
+            x, y = values[-1 - i % len(values)], values[-1 - j % len(values)]
+            values.append(OPERATIONS[name](x, y, k))
+        return tuple(values)
+
+    return fn
+
+
+def inputs(dtypes, seed):
+    """Extreme, small and random values of each dtype."""
+    rng = np.random.default_rng(seed)
+    for kind in range(3):
+        arrays = []
+        for d in dtypes:
+            if d == "bool":
+                arrays.append(rng.integers(0, 2, SHAPE).astype(bool))
+                continue
+            info = np.iinfo(d)
+            extremes = [info.min, info.max, 0, 1, info.min + 1, info.max - 1]
+            pool = [extremes, [-2, -1, 0, 1, 2, 3], None][kind]
+            x = rng.choice(pool, SHAPE) if pool else rng.integers(info.min, info.max, SHAPE)
+            arrays.append(x.astype(d))
+        yield [jnp.asarray(a) for a in arrays]
+
+
+def check(steps, dtypes, seed=0):
+    fn = program(steps)
+    batches = list(inputs(dtypes, seed))
+    body = jax.make_jaxpr(fn)(*batches[0])
+    facts = Analysis().enter(body)
+    for arrays in batches:
+        run(facts, arrays)
+    return facts
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+@given(
+    steps=st.lists(STEP, min_size=1, max_size=7),
+    dtypes=st.tuples(st.sampled_from(DTYPES), st.sampled_from(DTYPES)),
+    seed=st.integers(0, 1000),
+)
+def test_no_execution_leaves_a_fact(steps, dtypes, seed):
+    check(steps, dtypes, seed)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_each_operation_on_each_type(name):
+    for dtype, k in zip(DTYPES, (3, -1, 127, -128, 2, 5)):
+        check([(name, 0, 1, k)], (dtype, "int8"))
+
+
+def test_a_wrong_rule_is_found(monkeypatch):
+    """The harness can fail: sums that forget to wrap around are caught."""
+
+    def wrapped(eqn, facts):
+        out = eqn.outvars[0].aval
+        lo, hi = facts[0].range(out.dtype)
+        return Fact(lo, hi)
+
+    steps = [("mask", 0, 0, 3), ("add_literal", 0, 0, 100)]
+    with monkeypatch.context() as broken:
+        broken.setitem(transfer.rules(), lax.add_p, (wrapped, False))
+        with pytest.raises(Broken, match="add"):
+            check(steps, ("int8", "int8"))
+    check(steps, ("int8", "int8"))
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        (Fact(lo=1), [0, 2]),
+        (Fact(hi=1), [0, 2]),
+        (Fact(affine=Affine(0, (1,))), [0, 2]),
+        (Fact(affine=Affine(None, (1,))), [3, 5]),
+        (Fact(affine=Affine(1, (1,))), [0, 1]),
+        (Fact(permutation=0), [0, 0]),
+        (Fact(constant=Constant.of(0.0)), np.array([0.0, -0.0])),
+        (Fact(constant=Constant.of(1)), [1, 0]),
+    ],
+)
+def test_the_check_of_a_claim_can_fail(fact, value):
+    assert not holds(fact, value)
+
+
+def test_facts_complete_each_other():
+    aval = jax.ShapeDtypeStruct((4,), jnp.int8)
+    assert integer(aval, 0, 100, Affine(0, (1,))) == Fact(0, 3, Affine(0, (1,)), 0)
+    assert integer(aval, 5, 5).constant == Constant.of(5)
+    assert integer(aval, 0, 200, Affine(0, (60,))) == Fact()
+
+
+def test_exact_results_only():
+    assert transfer_numeric.quotient_range((0, 7), (0, 2), operator.floordiv) is None
+    assert transfer_numeric.quotient_range((-7, 7), (2, 3), operator.floordiv) == (-4, 3)

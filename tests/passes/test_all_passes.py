@@ -1,0 +1,557 @@
+"""What every pass of the registry must show, and all of them together on one routed layer."""
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from relower import PassNotApplicable, assume_range, explain, optimize
+from relower.lowering.lower import lower
+from relower.passes import argsort_packed_key, argsort_unique_pairs, nonnegative_index, registry
+
+PASSES = registry.all_passes()
+EXAMPLES = [pytest.param(p, e, id=f"{p.name}-{e.label}") for p in PASSES for e in p.examples()]
+WHERE = pathlib.Path(__file__).name
+
+
+def values(example, seed=0):
+    """Arrays of an example's types, with many ties and exact sums."""
+    r = np.random.RandomState(seed)
+    return tuple(r.randint(-8, 9, a.shape).astype(a.dtype) for a in example.args)
+
+
+# --- the pair of functions that documents a pass ---------------------------------------------
+
+
+@functools.cache
+def digest(fn, args):
+    return lower(fn, *args, levels=("inlined",)).forms["inlined"].digest
+
+
+@pytest.mark.parametrize(("p", "example"), EXAMPLES)
+def test_before_becomes_what_a_person_would_have_written(p, example):
+    got = lower(optimize(p.before, passes=[p.name]), *example.args, levels=("inlined",))
+    assert not got.unknowns
+    assert got.forms["inlined"].digest == digest(p.after, example.args)
+    assert got.forms["inlined"].digest != digest(p.before, example.args)
+
+
+@pytest.mark.parametrize(("p", "example"), EXAMPLES)
+def test_before_and_after_agree_to_the_bit(same, equal_bits, p, example):
+    args = values(example)
+    same(p.before, *args, passes=[p.name], applied={p.name: 1})
+    equal_bits(jax.jit(p.after)(*args), jax.jit(p.before)(*args))
+
+
+@pytest.mark.parametrize(("p", "example"), EXAMPLES)
+def test_nothing_is_left_to_do_in_after(p, example):
+    assert not explain(p.after, *example.args, passes=[p.name]).applied
+
+
+@pytest.mark.parametrize("p", PASSES, ids=lambda p: p.name)
+def test_the_file_says_what_the_catalogue_needs(p):
+    module = {
+        m.PASS.name: m for m in (argsort_packed_key, argsort_unique_pairs, nonnegative_index)
+    }[p.name]
+    assert module.__doc__.startswith(f"{p.name}: ")
+    assert "before:" in module.__doc__
+    assert "after:" in module.__doc__
+    assert all((p.summary, p.measure, p.examples()))
+    codes = [r.code for r in p.requirements]
+    assert len(codes) == len(set(codes))
+    assert all(r.sentence.endswith(".") for r in p.requirements)
+
+
+# --- it ends, and order doesn't matter --------------------------------------------------------
+
+MEASURES = {
+    "argsort_unique_pairs": lambda eqns: sum(
+        1 for e in eqns("sort") if e.params["is_stable"] and len(e.invars) > 1
+    ),
+    "argsort_packed_key": lambda eqns: sum(len(e.invars) for e in eqns("sort")),
+    "nonnegative_index": lambda eqns: len(eqns("select_n")),
+}
+
+
+def test_every_pass_has_a_measure():
+    assert set(MEASURES) == {p.name for p in PASSES}
+
+
+@pytest.mark.parametrize(("p", "example"), EXAMPLES)
+def test_each_pass_lowers_its_measure(eqns_of, p, example):
+    measure = MEASURES[p.name]
+    before = measure(lambda name: eqns_of(p.before, *example.args, name=name))
+    done = optimize(p.before, passes=[p.name])
+    assert measure(lambda name: eqns_of(done, *example.args, name=name)) < before
+
+
+def routed(scores, x, weights):
+    """A routed layer with ties: argsorts and an inverse, gathers, a sort of floats, an argmax."""
+    top, ids = lax.top_k(scores, 2)
+    order = jnp.argsort(ids.reshape(-1))
+    rows = x[order // 2] * jnp.take(top.reshape(-1), order)[:, None]
+    rows = rows * weights[ids.reshape(-1)[order]]
+    out = rows[jnp.argsort(order)].reshape(-1, 2, x.shape[-1]).sum(1)
+    out = out + x[jnp.argsort(scores[:, 0], descending=True)]
+    best = weights[jnp.argmax(scores, axis=-1)]
+    steps = jnp.arange(scores.shape[0], dtype=scores.dtype)[:, None]
+    return out + best + (jnp.sort(scores, axis=0) * steps).sum(1, keepdims=True)
+
+
+def loss(scores, x, weights):
+    return (routed(scores, x, weights) * jnp.arange(1.0, x.shape[-1] + 1)).sum()
+
+
+def data(tokens=8, seed=0):
+    """Small integers in f32: every sum and product is exact, however a compiler orders them."""
+    r = np.random.RandomState(seed)
+    shapes = ((tokens, 6), (tokens, 3), (6, 3))
+    return tuple(r.randint(-4, 5, s).astype(np.float32) for s in shapes)
+
+
+GRAD = jax.grad(loss, argnums=(0, 1, 2))
+
+
+@pytest.mark.parametrize("pair", list(itertools.permutations(PASSES, 2)),
+                         ids=lambda pair: "-".join(p.name for p in pair))  # fmt: skip
+def test_every_pair_of_passes_ends_on_every_example(pair):
+    names = [p.name for p in pair]
+    for p in PASSES:
+        for example in p.examples():
+            report = explain(p.before, *example.args, passes=names)
+            assert not report.notes
+            assert report.rounds <= 3
+    report = explain(GRAD, *data(), passes=names)
+    assert not report.notes
+    again = explain(optimize(GRAD, disable=[p.name for p in PASSES if p not in pair]), *data(),
+                    passes=names)  # fmt: skip
+    assert not again.applied, str(again)
+
+
+def test_the_order_of_passes_only_decides_who_takes_a_site(monkeypatch, eqns_of, equal_bits):
+    sorts = set()
+    want = jax.jit(GRAD)(*data())
+    for order in itertools.permutations(PASSES):
+        monkeypatch.setattr(registry, "all_passes", lambda order=order: order)
+        done = optimize(GRAD)
+        equal_bits(jax.jit(done)(*data()), want)
+        found = eqns_of(done, *data(), name="sort")
+        sorts.add(tuple(sorted((len(e.invars), e.params["is_stable"], e.params["num_keys"])
+                        for e in found)))  # fmt: skip
+        assert not eqns_of(done, *data(), name="lt")
+    assert sorts == {((1, False, 1), (1, False, 1), (2, False, 2), (2, False, 2))}
+
+
+# --- gradients, in either order, under every transform ------------------------------------------
+
+
+def test_all_passes_apply_to_the_layer_and_its_gradient():
+    assert explain(routed, *data()).counts().keys() == {p.name for p in PASSES}
+    counts = explain(GRAD, *data()).counts()
+    assert counts["argsort_packed_key"] == 2
+    assert counts["argsort_unique_pairs"] == 2
+    assert counts["nonnegative_index"] >= 4
+
+
+def both_orders(equal_bits, fn, wrap, args, inside=True):
+    """``wrap`` turns an array function into one of a scalar; gradients agree and aren't zero."""
+    argnums = (0, 1, 2)
+    plain = jax.grad(wrap(fn), argnums=argnums)
+    want = jax.jit(plain)(*args)
+    for leaf in jax.tree.leaves(want):
+        assert np.any(leaf)
+    if inside:
+        equal_bits(jax.jit(jax.grad(wrap(optimize(fn)), argnums=argnums))(*args), want, "inside")
+    equal_bits(jax.jit(jax.grad(optimize(wrap(fn)), argnums=argnums))(*args), want, "grad(opt)")
+    equal_bits(jax.jit(optimize(plain))(*args), want, "opt(grad)")
+    assert explain(plain, *args).counts().keys() == {p.name for p in PASSES}
+
+
+def scalar(fn):
+    return lambda *args: (fn(*args) * jnp.arange(1.0, 4.0)).sum()
+
+
+def test_gradients(equal_bits):
+    both_orders(equal_bits, routed, scalar, data())
+
+
+def test_gradients_eager(equal_bits):
+    want = GRAD(*data())
+    equal_bits(optimize(GRAD)(*data()), want)
+    equal_bits(jax.grad(optimize(loss), argnums=(0, 1, 2))(*data()), want)
+
+
+def test_gradients_under_vmap(equal_bits):
+    args = tuple(map(np.stack, zip(data(seed=1), data(seed=2), data(seed=3), strict=True)))
+    both_orders(equal_bits, routed, lambda fn: scalar(jax.vmap(fn)), args)
+
+
+def test_gradients_under_scan_and_remat(equal_bits):
+    scores, x, weights = data()
+    layers = np.stack([weights, weights[::-1]])
+
+    def wrap(fn):
+        def stacked(scores, x, layers):
+            # Values are kept small: sums stay exact.
+            step = lambda h, w: (jnp.clip(fn(scores, h, w), -64, 64), None)
+            return lax.scan(jax.checkpoint(step), x, layers)[0]
+
+        return scalar(stacked)
+
+    both_orders(equal_bits, routed, wrap, (scores, x, layers))
+
+
+@pytest.mark.parametrize("varying", [True, False], ids=["varying", "invariant"])
+@pytest.mark.parametrize("n", [4, 8])
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_gradients_under_shard_map(equal_bits, kind, n, varying):
+    mesh = jax.make_mesh((n,), ("d",), axis_types=(getattr(AxisType, kind),))
+    spec = P("d") if varying else P()
+    args = data(2 * n)
+
+    def wrap(fn):
+        part = jax.shard_map(fn, mesh=mesh, in_specs=(spec, spec, P()), out_specs=spec)
+        return scalar(part)
+
+    with jax.set_mesh(mesh):
+        placed = [jax.device_put(a, NamedSharding(mesh, s))
+                  for a, s in zip(args, (spec, spec, P()), strict=True)]  # fmt: skip
+        both_orders(equal_bits, routed, wrap, placed, inside=n == 4)
+
+
+def test_a_shard_map_that_gathers_by_a_varying_order(equal_bits):
+    """The order varies with the keys, though jax types a sorted iota as invariant."""
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+
+    def local(scores, table):
+        order = jnp.argsort(lax.top_k(scores, 1)[1].reshape(-1))
+        return table[order] * scores[order, :1]
+
+    part = jax.shard_map(local, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+    scores, table, _ = data(16)
+    wrap = lambda fn: lambda s, t: (fn(s, t) * jnp.arange(1.0, 4.0)).sum()
+    want = jax.jit(jax.grad(wrap(part), argnums=(0, 1)))(scores, table[:4])
+    assert all(np.any(w) for w in want)
+    for done in (
+        jax.grad(wrap(optimize(part)), argnums=(0, 1)),
+        optimize(jax.grad(wrap(part), argnums=(0, 1))),
+    ):
+        equal_bits(jax.jit(done)(scores, table[:4]), want)
+
+
+# --- with the rest of jax -----------------------------------------------------------------------
+
+
+def test_under_export(equal_bits):
+    args = data()
+    exported = jax.export.export(jax.jit(optimize(GRAD)))(*args)
+    equal_bits(exported.call(*args), jax.jit(GRAD)(*args))
+    sorts = exported.mlir_module().count("stablehlo.sort")
+    assert sorts == jax.jit(GRAD).lower(*args).as_text().count("stablehlo.sort") > 0
+    assert "is_stable = false" in exported.mlir_module()
+
+
+@pytest.mark.parametrize("policy", [
+    None, "everything_saveable", "nothing_saveable", "dots_saveable", "names",
+])  # fmt: skip
+def test_under_remat_policies(equal_bits, policy):
+    policies = jax.checkpoint_policies
+    chosen = policies.save_only_these_names("order") if policy == "names" else (
+        getattr(policies, policy) if policy else None
+    )  # fmt: skip
+
+    def named(scores, x, weights):
+        ids = lax.top_k(scores, 2)[1].reshape(-1)
+        order = checkpoint_name(jnp.argsort(ids), "order")
+        return routed(scores, x, weights) + x[order // 2].reshape(-1, 2, 3).sum(1)
+
+    wrap = lambda fn: scalar(jax.checkpoint(fn, policy=chosen))
+    both_orders(equal_bits, named, wrap, data(), inside=False)
+
+
+def test_donation(equal_bits):
+    def step(x, scores, weights):
+        return x + routed(scores, x, weights)
+
+    scores, x, weights = data()
+    want = jax.jit(step)(x, scores, weights)
+    done = optimize(jax.jit(step, donate_argnums=0))
+    assert "tf.aliasing_output" in done.lower(x, scores, weights).as_text()
+    donated = jnp.array(x)
+    equal_bits(done(donated, scores, weights), want)
+    assert donated.is_deleted()
+
+
+def test_reports_name_the_line_of_the_user():
+    report = explain(routed, *data())
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    assert len(report.applied) >= 5
+    for site in report.sites:
+        file, number = site.source.rsplit(":", 1)
+        assert pathlib.Path(file).name == WHERE
+        text = lines[int(number) - 1]
+        assert any(word in text for word in ("argsort", "sort(", "[", "take")), text
+
+
+def test_a_pass_asked_for_by_name_names_every_unmet_requirement():
+    def fn(a, b, c, t, i):
+        return lax.sort((a, b, c), num_keys=2), t[i]
+
+    floats = np.zeros((3, 4), np.float32)
+    with pytest.raises(PassNotApplicable) as caught:
+        optimize(fn, passes=[p.name for p in PASSES])(*floats, floats, np.zeros(2, np.int32))
+    message = str(caught.value)
+    for code in ("num-keys", "no-positions", "carries-data", "key-dtype", "maybe-negative"):
+        assert f" {code}: " in message
+    for p in PASSES:
+        assert f"{p.name} applies nowhere in fn:" in message
+
+
+# --- mutants: the comparison must see each ------------------------------------------------------
+
+
+def battery(same):
+    """What every mutant has to get past: ties, ends of ranges, NaN, padding, negative indices."""
+    r = np.random.RandomState(0)
+    i = lambda k: lax.iota(np.int32, k.size)
+    ids = r.choice([-1, 0, 5, 6], 33).astype(np.int32)
+    same(lambda k: lax.sort_key_val(assume_range(k, -1, 6), i(k)), ids)
+    wide = r.choice([0, 2**26 - 1, 1], 33).astype(np.int32)
+    same(lambda k: lax.sort_key_val(assume_range(k, 0, 2**26 - 1), i(k)), wide)
+    same(lambda k: lax.sort_key_val(assume_range(k, -1, 6), 3 * i(k) + 2), ids)
+    floats = r.choice(np.array([0.0, -0.0, np.nan, -np.inf, 1.0], np.float32), 33)
+    other = r.rand(2, 33).astype(np.float32)
+    same(lambda k, a, b: lax.sort((k, a, i(k), b, i(k)), num_keys=1), floats, *other)
+    same(lambda k: jnp.argsort(k, descending=True), floats)
+    table = r.rand(4, 2).astype(np.float32)
+    same(lambda t, j: t[j], table, np.array([-1, 3, 0, -4], np.int32))
+    same(lambda t, s: t[jnp.argmax(s, -1)], table, r.rand(5, 4).astype(np.float32))
+
+
+def test_the_battery_passes_unmutated(same):
+    battery(same)
+
+
+def caught(same):
+    with pytest.raises(AssertionError, match="differs in its bits"):
+        battery(same)
+
+
+def swap(monkeypatch, name, **changes):
+    """Put a changed pass in the place of one."""
+    mutated = tuple(dataclasses.replace(p, **changes) if p.name == name else p for p in PASSES)
+    monkeypatch.setattr(registry, "all_passes", lambda: mutated)
+
+
+PACK, SLOT, KEY = (getattr(argsort_packed_key, n) for n in ("pack", "unpack_slot", "unpack_key"))
+
+
+def reversed_slots(monkeypatch):
+    sizes = []
+
+    def pack(key, lo, b, axis):
+        sizes.append(key.shape[axis])
+        zero = PACK(key, lo, b, axis)
+        slot = lax.broadcasted_iota(np.uint32, key.shape, axis)
+        return zero - slot + (np.uint32(sizes[-1] - 1) - slot)
+
+    monkeypatch.setattr(argsort_packed_key, "pack", pack)
+    monkeypatch.setattr(argsort_packed_key, "unpack_slot",
+                        lambda w, b, d: (sizes[-1] - 1) - SLOT(w, b, d))  # fmt: skip
+
+
+PACKED_MUTANTS = {
+    "reversed ties": reversed_slots,
+    "a slot bit too few": lambda m: m.setattr(
+        argsort_packed_key, "_slot_bits", lambda a: max(a.length - 1, 0).bit_length() - 1
+    ),
+    "a lower bound too high": lambda m: m.setattr(
+        argsort_packed_key, "pack", lambda k, lo, b, a: PACK(k, lo + 1, b, a)
+    ),
+    "the lower bound dropped": lambda m: m.setattr(
+        argsort_packed_key, "pack", lambda k, lo, b, a: PACK(k, 0, b, a)
+    ),
+    "the order shifted by one": lambda m: m.setattr(
+        argsort_packed_key, "unpack_slot", lambda w, b, d: SLOT(w, b, d) + 1
+    ),
+    "keys not restored": lambda m: m.setattr(
+        argsort_packed_key, "unpack_key", lambda w, lo, b, d: KEY(w, 0, b, d)
+    ),
+    "keys left packed": lambda m: m.setattr(
+        argsort_packed_key, "unpack_key", lambda w, lo, b, d: KEY(w, lo, 0, d)
+    ),
+    "slots instead of positions": lambda m: m.setattr(
+        argsort_packed_key, "modular", lambda v, d: np.dtype(d).type(min(v, 1))
+    ),
+    "33 bits": lambda m: m.setattr(argsort_packed_key, "_BITS", 40),
+}
+
+
+@pytest.mark.parametrize("mutant", PACKED_MUTANTS)
+def test_mutants_of_the_packed_sort_are_caught(monkeypatch, same, mutant):
+    PACKED_MUTANTS[mutant](monkeypatch)
+    if mutant == "33 bits":
+        keys = np.random.RandomState(0).choice([0, 2**27 - 1, 1, 3], 33).astype(np.int32)
+        monkeypatch.setattr(argsort_packed_key, "_WORD", np.uint32)
+        fn = lambda k: lax.sort_key_val(assume_range(k, 0, 2**27 - 1), lax.iota(np.int32, 33))
+        with pytest.raises(AssertionError, match="differs in its bits"):
+            same(fn, keys)
+    else:
+        caught(same)
+
+
+def of_pairs(change):
+    """A mutant of the unique pairs whose replacement is ``change(original, match)``."""
+    original = argsort_unique_pairs.PASS.replace
+
+    def replace(match):
+        r = original(match)
+        found = match.captures["argsort"]
+        return dataclasses.replace(r, fn=lambda *ops: change(r.fn, found, ops))
+
+    return lambda m: swap(m, "argsort_unique_pairs", replace=replace)
+
+
+def _reversed_ties(fn, found, ops):
+    ops = list(ops)
+    at = [found.order, *found.repeats]
+    for i in at:
+        ops[i] = -ops[i]
+    outs = list(fn(*ops))
+    for i in at:
+        outs[i] = -outs[i]
+    return outs
+
+
+def _shifted(fn, found, ops):
+    outs = list(fn(*ops))
+    outs[found.order] = outs[found.order] + 1
+    return outs
+
+
+def _unsorted(which):
+    def change(fn, found, ops):
+        outs = list(fn(*ops))
+        for i in which(found):
+            outs[i] = ops[i]
+        return outs
+
+    return change
+
+
+def _swapped(fn, found, ops):
+    outs = list(fn(*ops))
+    if len(found.others) == 2:
+        a, b = found.others
+        outs[a], outs[b] = outs[b], outs[a]
+    return outs
+
+
+def _quieted(fn, found, ops):  # what a detour through arithmetic does to NaNs and zeros
+    outs = list(fn(*ops))
+    if ops[0].dtype == np.float32:
+        outs[0] = jnp.abs(outs[0])
+    return outs
+
+
+PAIR_MUTANTS = {
+    "reversed ties": of_pairs(_reversed_ties),
+    "the order shifted by one": of_pairs(_shifted),
+    "keys left unsorted": of_pairs(_unsorted(lambda a: (0,))),
+    "repeats left unsorted": of_pairs(_unsorted(lambda a: a.repeats)),
+    "data left unsorted": of_pairs(_unsorted(lambda a: a.others)),
+    "data swapped": of_pairs(_swapped),
+    "signs of zeros lost": of_pairs(_quieted),
+}
+
+
+@pytest.mark.parametrize("mutant", PAIR_MUTANTS)
+def test_mutants_of_the_unique_pairs_are_caught(monkeypatch, same, mutant):
+    PAIR_MUTANTS[mutant](monkeypatch)
+    caught(same)
+
+
+def test_an_unstable_sort_without_its_tie_break_is_caught_by_identity(monkeypatch):
+    """A CPU may sort stably all the same, so values don't tell; the lowered program does."""
+
+    def one_key(fn, found, ops):
+        return lax.sort(ops, num_keys=1, is_stable=False)
+
+    of_pairs(one_key)(monkeypatch)
+    p = argsort_unique_pairs.PASS
+    example = p.examples()[0]
+    got = lower(optimize(p.before), *example.args, levels=("inlined",))
+    assert got.forms["inlined"].digest != digest(p.after, example.args)
+
+
+def of_index(change):
+    def replace(match):
+        r = nonnegative_index.PASS.replace(match)
+        return dataclasses.replace(r, fn=lambda i: [change(r.fn(i)[0])])
+
+    return lambda m: swap(m, "nonnegative_index", replace=replace)
+
+
+INDEX_MUTANTS = {
+    "the wrap dropped where it is needed": lambda m: swap(m, "nonnegative_index", requirements=()),
+    "shifted by one": of_index(lambda i: i + 1),
+    "clipped too early": of_index(lambda i: jnp.minimum(i, 2)),
+    "wrapped always": of_index(lambda i: i + 4),
+}
+
+
+@pytest.mark.parametrize("mutant", INDEX_MUTANTS)
+def test_mutants_of_the_index_are_caught(monkeypatch, same, mutant):
+    INDEX_MUTANTS[mutant](monkeypatch)
+    caught(same)
+
+
+# --- anything -----------------------------------------------------------------------------------
+
+DTYPES = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32]
+
+
+@st.composite
+def sorts(draw):
+    dtype = draw(st.sampled_from(DTYPES))
+    info = np.iinfo(dtype)
+    lo = draw(st.integers(int(info.min), int(info.max)))
+    hi = draw(st.integers(lo, min(int(info.max), lo + draw(st.sampled_from([3, 300, 2**30])))))
+    shape = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    size = int(np.prod(shape))
+    pool = draw(st.lists(st.integers(lo, hi), min_size=1, max_size=4))
+    picks = draw(st.lists(st.sampled_from([lo, hi, *pool]), min_size=size, max_size=size))
+    keys = np.array(picks, dtype).reshape(shape)
+    offset, stride = draw(st.integers(-50, 50)), draw(st.sampled_from([1, 1, 2, -1, -3]))
+    return keys, lo, hi, axis, offset, stride, draw(st.booleans()), draw(st.booleans())
+
+
+@hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
+@hypothesis.given(sorts())
+def test_any_sort_of_keys_in_any_range(drawn):
+    keys, lo, hi, axis, offset, stride, know, with_data = drawn
+
+    def fn(k):
+        k = assume_range(k, lo, hi) if know else k
+        positions = lax.broadcasted_iota(np.int32, k.shape, axis % k.ndim) * stride + offset
+        extra = (k.astype(np.float32),) if with_data else ()
+        return lax.sort((k, positions, *extra), dimension=axis, num_keys=1)
+
+    done = optimize(fn)
+    # Op by op: compiling whole programs would take most of the test's time.
+    for got, want in zip(done(keys), fn(keys), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+    assert explain(fn, keys).applied
