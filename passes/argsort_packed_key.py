@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..compat.weak_types import weak
@@ -25,7 +26,7 @@ from ..matchers.fact import Fact
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-from .packed_word import WORD_BITS, fits, pack, unpack_key, unpack_slot
+from .packed_word import WORD_BITS, fits, pack, unpack_key, unpack_slot, wide
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
@@ -80,10 +81,11 @@ def _steps_fit(match: Match) -> Reason | None:
         return None
     affine, dtype = match.scope.fact(argsort.positions).affine, argsort.positions.aval.dtype
     span = abs(affine.strides[argsort.axis]) * max(argsort.length - 1, 0) if affine else 0
-    if span <= jnp.iinfo(dtype).max:
+    most = jnp.iinfo(wide(dtype)).max
+    if span <= most:
         return None
     return Reason("wide-positions", "the positions span more than their dtype holds",
-                  f"{span} in {dtype}", f"at most {jnp.iinfo(dtype).max}")  # fmt: skip
+                  f"{span} in {dtype}", f"at most {most}")  # fmt: skip
 
 
 def _integer_key(match: Match) -> Reason | None:
@@ -147,16 +149,17 @@ def _replace(match: Match) -> Replacement:
     affine = match.scope.fact(argsort.positions).affine
     assert affine is not None
     plain = match.scope.fact(argsort.positions).is_iota(axis, argsort.positions.aval.shape)
+    exact = np.dtype(wide(argsort.positions.aval.dtype))
     step, weak_key = affine.strides[axis], argsort.key.aval.weak_type
 
     def packed(*operands: Any) -> Sequence[Any]:
         key, positions = operands[0], operands[order]
         word = lax.sort(pack(key, lo, b, axis), dimension=axis, is_stable=False)
-        slots = unpack_slot(word, b, positions.dtype)
+        slots = unpack_slot(word, b, positions.dtype if plain else exact)
         if not plain:
             # Positions with an offset or a stride: the first along the axis, plus steps.
             start = lax.slice_in_dim(positions, 0, 1, axis=axis) if argsort.length else positions
-            slots = start + slots * positions.dtype.type(step)
+            slots = start.astype(exact) + slots * exact.type(step)
         keys = unpack_key(word, lo, b, key.dtype)
         return [weak(keys) if weak_key else keys, *(slots.astype(o.dtype) for o in operands[1:])]
 

@@ -20,7 +20,7 @@ def pack(key: jax.Array, lo: int, b: int, axis: int) -> jax.Array:
     say, so narrow keys are widened before ``lo`` is taken off.
     """
     if key.dtype != jnp.bool_:
-        key = key.astype(_wide(key.dtype))
+        key = key.astype(wide(key.dtype))
         word = (key - key.dtype.type(lo) if lo else key).astype(_WORD)
     else:
         word = key.astype(_WORD) - _WORD(lo) if lo else key.astype(_WORD)
@@ -37,8 +37,8 @@ def fits(key_bits: int, slot_bits: int, lo: int, dtype: Any) -> bool:
     return key_bits + slot_bits <= WORD_BITS and slot_bits < WORD_BITS
 
 
-def _wide(dtype: Any) -> Any:
-    """The dtype in which ``key - lo`` is exact: the key's own, or int32 where that is narrower."""
+def wide(dtype: Any) -> Any:
+    """The dtype in which differences are exact: ``dtype``, or int32 where that is narrower."""
     return jnp.int32 if np.dtype(dtype).itemsize < 4 else dtype
 
 
@@ -52,6 +52,6 @@ def unpack_key(word: jax.Array, lo: int, b: int, dtype: Any) -> jax.Array:
     offset = word >> _WORD(b) if b else word
     if dtype == jnp.bool_:
         return offset != 0 if not lo else jnp.ones_like(offset, dtype)
-    wide = np.dtype(_wide(dtype))
-    key = offset.astype(wide)
-    return (key + wide.type(lo) if lo else key).astype(dtype)
+    exact = np.dtype(wide(dtype))
+    key = offset.astype(exact)
+    return (key + exact.type(lo) if lo else key).astype(dtype)

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from relower import PassNotApplicable, assume_range, explain, optimize
 from relower.lowering.lower import lower
+from relower.matchers.fact import Fact
 from relower.passes import argsort_packed_key, argsort_unique_pairs, nonnegative_index, registry
 
 PASSES = registry.all_passes()
@@ -396,9 +397,9 @@ PACKED_MUTANTS = {
         argsort_packed_key, "unpack_key", lambda w, lo, b, d: KEY(w, lo, 0, d)
     ),
     "slots instead of positions": lambda m: m.setattr(
-        argsort_packed_key, "modular", lambda v, d: np.dtype(d).type(min(v, 1))
+        Fact, "is_iota", lambda fact, axis, shape: True
     ),
-    "33 bits": lambda m: m.setattr(argsort_packed_key, "WORD_BITS", 40),
+    "33 bits": lambda m: m.setattr(argsort_packed_key, "fits", lambda *bits: True),
 }
 
 

@@ -9,7 +9,6 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from relower import assume_range, explain, optimize
-from relower.passes.packed_word import modular
 
 NAME = "argsort_packed_key"
 ONE = {NAME: 1}
@@ -329,8 +328,47 @@ def test_names_every_unmet_requirement_at_once(why):
     assert [r.split(":")[0] for r in found] == ["num-keys", "carries-data", "key-dtype"]
 
 
-def test_modular_scalars():
-    assert modular(200, np.int8) == -56
-    assert modular(-1, np.uint64) == 2**64 - 1
-    assert modular(-(2**63), np.int64) == -(2**63)
-    assert modular(200, np.int8).dtype == np.int8
+def test_positions_that_span_more_than_their_dtype_holds(why):
+    ends = np.array([-(2**31), 2**31 - 1], np.int32)
+    fn = lambda k: lax.sort_key_val(assume_range(k, 0, 3), ends)
+    assert why(explain(fn, np.array([1, 0], np.int32), passes=[NAME]), NAME) == [
+        ["wide-positions: the positions span more than their dtype holds "
+         "(found 4294967295 in int32; wanted at most 2147483647)"]
+    ]  # fmt: skip
+
+
+def test_a_key_range_of_32_bits_from_below_zero_does_not_fit(why):
+    """``key - lo`` would leave int32: what that does is not for StableHLO to say."""
+    fn = lambda k: lax.sort_key_val(assume_range(k, -2, 2**31 - 1), lax.iota(np.int32, 1))
+    report = explain(fn, np.zeros(1, np.int32), passes=[NAME])
+    assert [r.code for s in report.declined for r in s.reasons] == ["too-many-bits"]
+
+
+@pytest.mark.parametrize("version", ["narrow", "wide"])
+def test_no_conversion_leaves_its_dtype(version):
+    """StableHLO leaves open what a conversion out of range gives, so none may be out of range."""
+    dtype = np.int8 if version == "narrow" else np.int32
+    keys = np.arange(-5, 5).astype(dtype)
+
+    def fn(k):
+        return lax.sort_key_val(assume_range(k, -5, 4), lax.iota(np.int32, k.size))
+
+    for eqn in jax.make_jaxpr(optimize(fn))(keys).eqns:
+        if eqn.primitive.name == "convert_element_type" and eqn.params["new_dtype"] == np.uint32:
+            assert eqn.invars[0].aval.dtype == np.int32
+
+
+def test_what_this_pass_gives_back_goes_to_the_next():
+    """Found while substituting, when the order turns out to reach a cond: pairs fit all the same."""
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+
+    def part(k):
+        order = jnp.argsort(k & 3)
+        return lax.cond(order[0] > 0, lambda o: o * 2, lambda o: o, order)
+
+    fn = jax.shard_map(part, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    report = explain(fn, jnp.arange(32))
+    assert report.counts() == {"argsort_unique_pairs": 1}
+    assert [(s.pass_name, s.reasons[0].code) for s in report.declined] == [(NAME, "vma-change")]
+    assert_equal = np.testing.assert_array_equal
+    assert_equal(jax.jit(optimize(fn))(jnp.arange(32)), jax.jit(fn)(jnp.arange(32)))

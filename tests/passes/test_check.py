@@ -594,3 +594,24 @@ class TestInterface:
 
         with pytest.raises((IllFormed, AssertionError)):
             check_closed(tracing.close(jaxpr, [np.zeros(3)]))
+
+
+@pytest.mark.parametrize("carrier", ["scan", "shard_map", "jit", "cond", "while", "remat"])
+@pytest.mark.parametrize("fault", [one_input_less, one_input_more, body_with_one_output_less])
+def test_boundaries_of_a_rewritten_equation(engine, carrier, fault):
+    """What the interpreter checks in the body around the equation, where jax's rule is not asked."""
+    closed = engine.trace(CARRIERS[carrier], jnp.ones(4))
+    with pytest.raises(IllFormed):
+        check_rewritten(with_param(closed, carrier, fault), closed)
+
+
+def test_shapes_at_the_boundary_of_a_rewritten_equation(engine):
+    closed = engine.trace(CARRIERS["shard_map"], jnp.ones(4))
+    change = lambda eqn: eqn.replace(params={**eqn.params, "in_specs": (P(None),)})
+    with pytest.raises(IllFormed, match=r"input 0 of shard_map's jaxpr has type"):
+        check_rewritten(with_param(closed, "shard_map", change), closed)
+
+    stacked = engine.trace(lambda x: lax.scan(lambda c, v: (c + v, c), x[0], x)[1], jnp.ones(4))
+    shorter = lambda eqn: eqn.replace(params={**eqn.params, "length": 3})
+    with pytest.raises(IllFormed, match=r"of a scan of 3"):
+        check_rewritten(with_param(stacked, "scan", shorter), stacked)
