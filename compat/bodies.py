@@ -107,7 +107,7 @@ def carried(eqn: Eqn) -> Carried:
     for value in eqn.params.values():
         kind = type(value)
         if kind in _BODY_TYPES or (
-            (kind is tuple or kind is list) and not _BODY_TYPES.isdisjoint(map(type, value))
+            isinstance(value, tuple | list) and not _BODY_TYPES.isdisjoint(map(type, value))
         ):
             return _list_bodies(eqn)
     return NOTHING
@@ -206,7 +206,7 @@ def _reason(eqn: Eqn, body: Body) -> str:
     return f"no rule for the bodies of {eqn.primitive.name}"
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _same(n: int, start: int = 0) -> tuple[Port, ...]:
     return tuple(Port(start + i, Flow.SAME) for i in range(n))
 

@@ -123,7 +123,7 @@ def _stage(current: Any, closed: Body, args: Sequence[Any]) -> list[Any]:
     jaxpr = jaxprs.opened(closed)
     here = source_info_util.current()
     env: dict[Var, Any] = {
-        var: current.new_const(value, source_info=here)
+        var: current.to_jaxpr_tracer(value, here)
         for var, value in zip(jaxpr.constvars, jaxprs.consts(closed), strict=True)
     }
     env.update(

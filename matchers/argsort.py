@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..compat import jaxprs
 from ..compat.jaxprs import Atom, Eqn
 from ..compat.tracing import primitive
 from .graph import Scope
@@ -105,9 +104,3 @@ def _repeats(scope: Scope, eqn: Eqn, order: int) -> tuple[int, ...]:
         if same_value or same_form:
             found.append(position)
     return tuple(found)
-
-
-def reads_result(scope: Scope, eqn: Eqn, result: int) -> bool:
-    """Whether anything reads a result of an equation."""
-    var = eqn.outvars[result]
-    return not jaxprs.is_dropped(var) and bool(scope.readers(var))

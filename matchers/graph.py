@@ -276,6 +276,12 @@ class Dataflow:
             scope._entered[index, entered.key] = entered
         scope.children[index] = children
 
+    def release(self) -> None:
+        """Take the scopes apart, so that they are freed now and not by a later collection."""
+        for scope in self._scopes.values():
+            scope.callers.clear()
+            scope.children.clear()
+
     def networkx(self) -> nx.DiGraph:
         """The live equations of every scope as a graph.
 

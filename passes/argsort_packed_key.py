@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from ..compat.weak_types import weak
@@ -26,9 +25,7 @@ from ..matchers.fact import Fact
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-
-_BITS = 32
-_WORD = np.uint32
+from .packed_word import WORD_BITS, modular, pack, unpack_key, unpack_slot
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
@@ -102,7 +99,7 @@ def _bounds(match: Match) -> tuple[int, int] | None:
     argsort, fact = _argsort(match), _key_fact(match)
     lo, hi = fact.range(argsort.key.aval.dtype)
     known = fact.lo is not None and fact.hi is not None
-    return (lo, hi) if known or (hi - lo).bit_length() + _slot_bits(argsort) <= _BITS else None
+    return (lo, hi) if known or (hi - lo).bit_length() + _slot_bits(argsort) <= WORD_BITS else None
 
 
 def _slot_bits(argsort: Argsort) -> int:
@@ -120,10 +117,10 @@ def _fits(match: Match) -> Reason | None:
     if _integer_key(match) is not None or _known_range(match) is not None:
         return None
     key, slot = _bits(match)
-    if key + slot <= _BITS and slot < _BITS:
+    if key + slot <= WORD_BITS and slot < WORD_BITS:
         return None
     return Reason("too-many-bits", "key and slot don't fit one word together",
-                  f"{key} + {slot} bits", f"at most {_BITS}")  # fmt: skip
+                  f"{key} + {slot} bits", f"at most {WORD_BITS}")  # fmt: skip
 
 
 def _replace(match: Match) -> Replacement:
@@ -153,39 +150,6 @@ def _replace(match: Match) -> Replacement:
     return Replacement(
         tuple(eqn.invars), tuple(eqn.outvars), packed, (axis, order, lo, b, plain, step)
     )
-
-
-def pack(key: jax.Array, lo: int, b: int, axis: int) -> jax.Array:
-    """``uint32(key - lo) << b | slot``; exact modulo 2³² for integer keys of any width."""
-    word = key.astype(_WORD)
-    if lo:
-        word = word - _WORD(lo % 2**_BITS)
-    if b:
-        word = (word << _WORD(b)) | lax.broadcasted_iota(_WORD, key.shape, axis)
-    return word
-
-
-def unpack_slot(word: jax.Array, b: int, dtype: Any) -> jax.Array:
-    """The slot in the low ``b`` bits."""
-    return (word & _WORD(2**b - 1)).astype(dtype)
-
-
-def unpack_key(word: jax.Array, lo: int, b: int, dtype: Any) -> jax.Array:
-    """The key in the high bits."""
-    offset = word >> _WORD(b) if b else word
-    if dtype == jnp.bool_:
-        return offset != 0 if not lo else jnp.ones_like(offset, dtype)
-    # In the key's own dtype: a word is too short for the ``lo`` of a 64-bit key.
-    key = offset.astype(dtype)
-    return key + modular(lo, dtype) if lo else key
-
-
-def modular(value: int, dtype: Any) -> np.generic:
-    """The scalar of an integer dtype that equals ``value`` modulo 2 to the dtype's width."""
-    info = jnp.iinfo(dtype)
-    least, greatest = int(info.min), int(info.max)
-    scalar: np.generic = np.dtype(dtype).type((value - least) % (greatest - least + 1) + least)
-    return scalar
 
 
 def before(scores: jax.Array) -> jax.Array:

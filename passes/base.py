@@ -76,7 +76,8 @@ class Replacement:
     """In scope at the root equation."""
     results: tuple[Var, ...]
     """Results of the root equation, in the order in which ``fn`` returns their values."""
-    fn: Callable[..., Sequence[Any]]
+    fn: Callable[..., Sequence[Any]] | None
+    """Takes and returns arrays; None where the results are the operands as they are."""
     key: Hashable
     """Everything besides the operands that ``fn`` depends on."""
 

@@ -169,7 +169,12 @@ class Interpreter:
         eqn, replacement = site.match.eqn, site.replacement
         operands = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in replacement.operands]
         axes = [vma.varying(v.aval) for v in replacement.results]
-        new, values = tracing.splice(_varying_at_least(replacement.fn, axes), operands, eqn)
+        fn = replacement.fn
+        if fn is None and all(map(_same_type, operands, replacement.results)):
+            renamed.update(zip(replacement.results, operands, strict=True))
+            return []
+        fn = _varying_at_least(fn or _as_they_are, axes)
+        new, values = tracing.splice(fn, operands, eqn)
         if len(values) != len(replacement.results):
             raise ValueError(
                 f"{site.rewrite.name} returned {len(values)} values, "
@@ -198,6 +203,14 @@ class Interpreter:
             known = self._narrowed[key] = jaxprs.rebuild(body, invars=kept)
             self.origins += [(known, scope) for made, scope in self.origins if made is body]
         return known
+
+
+def _as_they_are(*operands: Any) -> Sequence[Any]:
+    return operands
+
+
+def _same_type(a: Atom, b: Atom) -> bool:
+    return bool(a.aval == b.aval)
 
 
 def _varying_at_least(

@@ -73,10 +73,11 @@ def _replace(match: Match) -> Replacement:
     eqn = match.eqn
     strong = eqn.invars[1].aval.weak_type and not eqn.outvars[0].aval.weak_type
 
-    def index_itself(index: Any) -> Sequence[Any]:
-        return [lax.convert_element_type(index, index.dtype) if strong else index]
+    def strengthened(index: Any) -> Sequence[Any]:
+        return [lax.convert_element_type(index, index.dtype)]
 
-    return Replacement((eqn.invars[1],), tuple(eqn.outvars), index_itself, (strong,))
+    fn = strengthened if strong else None
+    return Replacement((eqn.invars[1],), tuple(eqn.outvars), fn, (strong,))
 
 
 def before(scores: jax.Array, table: jax.Array) -> jax.Array:

@@ -154,12 +154,12 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     sites: list[Site] = []
     notes: list[str] = []
     taken: set[str] = set()
-    first: Dataflow | None = None
+    visited: tuple[int, int, tuple[NotEnteredGroup, ...]] | None = None
     rounds = 0
     while rounds < MAX_ROUNDS:
         rounds += 1
         flow = Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)))
-        first = first or flow
+        visited = visited or _visited(flow)
         accepted, found = _match(flow, passes, refused, taken)
         interpreter = Interpreter(accepted)
         while accepted:
@@ -170,21 +170,24 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
                 _refuse(declined, accepted, found, refused)
                 interpreter = interpreter.again(accepted)
         sites = _merge(sites, found.values())
+        if accepted:
+            closed = done.body
+            for body, scope in interpreter.origins:
+                analysis.rewritten(body, scope.facts)
+        flow.release()
         if not accepted:
             break
-        closed = done.body
-        for body, scope in interpreter.origins:
-            analysis.rewritten(body, scope.facts)
     else:
         notes.append(f"stopped after {MAX_ROUNDS} rounds with sites still applying")
-    assert first is not None
+    assert visited is not None
+    equations, bodies, coverage = visited
     report = Report(
         name=name,
         passes=tuple(p.name for p in passes),
         sites=tuple(sorted(sites, key=_order)),
-        coverage=_coverage(first),
-        equations=sum(len(s.live) for s in first.scopes),
-        bodies=sum(1 for _ in first.scopes),
+        coverage=coverage,
+        equations=equations,
+        bodies=bodies,
         rounds=rounds,
         superseded=tuple(sorted(taken)),
         notes=tuple(notes),
@@ -319,6 +322,12 @@ def _refuse(
             )
     if len(accepted) == remaining:
         raise declined  # the fault lies with no site of this round: to try again would not end
+
+
+def _visited(flow: Dataflow) -> tuple[int, int, tuple[NotEnteredGroup, ...]]:
+    """How many live equations in how many bodies there are, and what was not entered."""
+    equations = sum(len(s.live) for s in flow.scopes)
+    return equations, sum(1 for _ in flow.scopes), _coverage(flow)
 
 
 def _coverage(flow: Dataflow) -> tuple[NotEnteredGroup, ...]:

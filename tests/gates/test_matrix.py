@@ -2,6 +2,7 @@
 
 import pytest
 
+from relower.gates import child
 from relower.gates.child import ChildFailed, Job, environment, passes_from, run
 from relower.gates.config import load_matrix
 from relower.gates.matrix import run_matrix, steps
@@ -62,6 +63,11 @@ kernels = 7
 ops."stablehlo.sort" = 3
 
 [[program.cell]]
+variant = "undonated"
+differs-from = "base"
+kernels = { scaled = 2, gmm = 0, "s*" = 1 }
+
+[[program.cell]]
 variant = "greedy"
 differs-from = "base"
 
@@ -93,15 +99,19 @@ def test_a_gate_that_holds(cases):
 def test_a_gate_that_is_broken(cases):
     result = run_matrix(gate(cases, BROKEN))
     said = {c.cell.node.name: " | ".join(c.messages) for c in result.cells}
-    assert [c.status for c in result.cells] == ["broken"] * 5
+    assert [c.status for c in result.cells] == ["broken"] * 6
     assert "must be identical, and differs" in said["swapped"]
     assert "outside scope:loop" in said["constant"]
     assert "calls 1 kernels; wanted 7" in said["mul"]
+    assert said["undonated"] == "undonated calls kernel 'scaled' 1 times; wanted 2"
     assert "has 0 stablehlo.sort; wanted 3" in said["mul"]
     assert "its case expects at least 2" in said["greedy"]
     assert said["nothing"] == "nothing has no operations: nothing was compared"
     assert result.exit_code == 1
-    assert result.closing == "0 of 1 identical, 0 of 4 controls differ"
+    assert "greedy and undonated lower to one program" in result.guards[0].replace(
+        "undonated and greedy", "greedy and undonated"
+    )
+    assert result.closing == "0 of 1 identical, 0 of 5 controls differ, 1 guard failed"
 
 
 def test_a_control_that_matches_and_two_variants_that_are_one(cases):
@@ -157,10 +167,14 @@ def lowering(cases, name, **options):
     return lambda timeout=None: run(job, timeout=timeout, cwd=cases)
 
 
-def test_a_child_that_hangs_is_ended(cases):
+def test_a_child_that_hangs_is_ended(cases, monkeypatch):
+    started = []
+    start = child._start
+    monkeypatch.setattr(child, "_start", lambda *a: started.append(start(*a)) or started[-1])
     with pytest.raises(ChildFailed, match=r"not done after 0\.5 s") as caught:
         lowering(cases, "sleeps")(timeout=0.5)
     assert caught.value.kind == "timeout"
+    assert started[0].returncode == -9
 
 
 def test_a_child_that_dies_leaves_its_last_words(cases):

@@ -115,9 +115,20 @@ def names(body):
 @pytest.fixture(scope="session")
 def engine():
     return SimpleNamespace(
-        SIN=SIN, ONE=ONE, make_pass=make_pass, every=every, whole=whole, trace=trace, run=run,
-        function=function, walk=walk, names=names, rewrite=rewrite, primitive=primitive, jnp=jnp,
-    )  # fmt: skip
+        SIN=SIN,
+        ONE=ONE,
+        make_pass=make_pass,
+        every=every,
+        whole=whole,
+        trace=trace,
+        run=run,
+        function=function,
+        walk=walk,
+        names=names,
+        rewrite=rewrite,
+        primitive=primitive,
+        jnp=jnp,
+    )
 
 
 def bits(tree: Any) -> list[tuple[Any, ...]]:

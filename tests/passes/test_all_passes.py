@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import re
 
 import hypothesis
 import jax
@@ -150,7 +151,8 @@ def test_the_order_of_passes_only_decides_who_takes_a_site(monkeypatch, eqns_of,
         sorts.add(tuple(sorted((len(e.invars), e.params["is_stable"], e.params["num_keys"])
                         for e in found)))  # fmt: skip
         assert not eqns_of(done, *data(), name="lt")
-    assert sorts == {((1, False, 1), (1, False, 1), (2, False, 2), (2, False, 2))}
+    # Three operands: differentiating a descending argsort adds a rising iota to the falling one.
+    assert sorts == {((1, False, 1), (1, False, 1), (2, False, 2), (3, False, 2))}
 
 
 # --- gradients, in either order, under every transform ------------------------------------------
@@ -257,9 +259,11 @@ def test_under_export(equal_bits):
     args = data()
     exported = jax.export.export(jax.jit(optimize(GRAD)))(*args)
     equal_bits(exported.call(*args), jax.jit(GRAD)(*args))
-    sorts = exported.mlir_module().count("stablehlo.sort")
-    assert sorts == jax.jit(GRAD).lower(*args).as_text().count("stablehlo.sort") > 0
-    assert "is_stable = false" in exported.mlir_module()
+    attributes = re.findall(r'"stablehlo.sort"\(.*?<{(.*?)}>', exported.mlir_module())
+    # jax spells top_k as a stable sort along dimension 1 on CPU; the others are rewritten.
+    ours = [a for a in attributes if "dimension = 0" in a]
+    assert len(ours) == 3
+    assert not [a for a in ours if "is_stable = true" in a]
 
 
 @pytest.mark.parametrize("policy", [
@@ -394,7 +398,7 @@ PACKED_MUTANTS = {
     "slots instead of positions": lambda m: m.setattr(
         argsort_packed_key, "modular", lambda v, d: np.dtype(d).type(min(v, 1))
     ),
-    "33 bits": lambda m: m.setattr(argsort_packed_key, "_BITS", 40),
+    "33 bits": lambda m: m.setattr(argsort_packed_key, "WORD_BITS", 40),
 }
 
 
@@ -403,7 +407,6 @@ def test_mutants_of_the_packed_sort_are_caught(monkeypatch, same, mutant):
     PACKED_MUTANTS[mutant](monkeypatch)
     if mutant == "33 bits":
         keys = np.random.RandomState(0).choice([0, 2**27 - 1, 1, 3], 33).astype(np.int32)
-        monkeypatch.setattr(argsort_packed_key, "_WORD", np.uint32)
         fn = lambda k: lax.sort_key_val(assume_range(k, 0, 2**27 - 1), lax.iota(np.int32, 33))
         with pytest.raises(AssertionError, match="differs in its bits"):
             same(fn, keys)
@@ -498,7 +501,7 @@ def test_an_unstable_sort_without_its_tie_break_is_caught_by_identity(monkeypatc
 def of_index(change):
     def replace(match):
         r = nonnegative_index.PASS.replace(match)
-        return dataclasses.replace(r, fn=lambda i: [change(r.fn(i)[0])])
+        return dataclasses.replace(r, fn=lambda i: [change(r.fn(i)[0] if r.fn else i)])
 
     return lambda m: swap(m, "nonnegative_index", replace=replace)
 

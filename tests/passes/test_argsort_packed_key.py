@@ -9,7 +9,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from relower import assume_range, explain, optimize
-from relower.passes.argsort_packed_key import modular
+from relower.passes.packed_word import modular
 
 NAME = "argsort_packed_key"
 ONE = {NAME: 1}
