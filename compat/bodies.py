@@ -105,7 +105,8 @@ def carried(eqn: Eqn) -> Carried:
         return handler(eqn)
     # Most equations carry nothing: find that out without building anything.
     for value in eqn.params.values():
-        if type(value) in _BODY_TYPES or (
+        kind = type(value)
+        if kind in _BODY_TYPES or (
             isinstance(value, tuple | list) and not _BODY_TYPES.isdisjoint(map(type, value))
         ):
             return _list_bodies(eqn)

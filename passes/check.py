@@ -6,7 +6,7 @@ Pallas kernels, so this module does, outside in, each body under the context it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..compat import bodies as compat_bodies
@@ -41,7 +41,7 @@ def check_rewritten(new: Body, old: Body, *, retyped: bool = False) -> None:
     known = {id(eqn) for eqn in before}
     fresh = [eqn for eqn in jaxprs.opened(new).eqns if id(eqn) not in known]
     made = {eqn.outvars[0]: eqn for eqn in before if eqn.outvars} if fresh else {}
-    fresh = [eqn for eqn in fresh if not _typed_alike(eqn, made)]
+    fresh = _without_repeats(eqn for eqn in fresh if not _typed_alike(eqn, made))
     # jax's rule for an equation with bodies checks those bodies again, at every level of nesting.
     _check_types([eqn for eqn in fresh if not compat_bodies.carried(eqn).entered])
     for eqn in fresh:
@@ -62,6 +62,25 @@ def _typed_alike(eqn: Eqn, made: Mapping[Var, Eqn]) -> bool:
         and all(a is b for a, b in zip(eqn.outvars, old.outvars))
         and all(a.aval == b.aval for a, b in zip(eqn.invars, old.invars))
     )
+
+
+def _without_repeats(eqns: Iterable[Eqn]) -> list[Eqn]:
+    """Of several calls of one body at the same types, the first.
+
+    jax's rule for a call reads the whole body each time.
+    """
+    seen: set[tuple[Any, ...]] = set()
+    kept: list[Eqn] = []
+    for eqn in eqns:
+        if not eqn.effects and compat_bodies.carried(eqn).entered:
+            params = tuple((name, id(value)) for name, value in eqn.params.items())
+            types = tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
+            key = (eqn.primitive, params, types, id(eqn.ctx))
+            if key in seen:
+                continue
+            seen.add(key)
+        kept.append(eqn)
+    return kept
 
 
 def check_closed(closed: Body) -> None:
@@ -136,7 +155,10 @@ def _check_port(eqn: Eqn, port: Port, atom: Atom, outside: Sequence[Atom], what:
         return
     found, wanted = _shape(atom.aval), _shape(outer.aval)
     if port.flow is Flow.SLICE:
-        wanted = None if wanted is None or not wanted[0] else (wanted[0][1:], wanted[1])
+        length = eqn.params["length"]
+        if wanted is None or not wanted[0] or wanted[0][0] != length:
+            raise IllFormed(f"{what}: outside is {outer.aval.str_short()}, of a scan of {length}")
+        wanted = (wanted[0][1:], wanted[1])
     if port.flow is Flow.SHARD:
         found, wanted = _check_shard(eqn, port, atom, outer, what, outside is eqn.invars)
     if found != wanted:

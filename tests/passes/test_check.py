@@ -599,7 +599,7 @@ class TestInterface:
 @pytest.mark.parametrize("carrier", ["scan", "shard_map", "jit", "cond", "while", "remat"])
 @pytest.mark.parametrize("fault", [one_input_less, one_input_more, body_with_one_output_less])
 def test_boundaries_of_a_rewritten_equation(engine, carrier, fault):
-    """What the interpreter checks in the body around the equation, where jax's rule is not asked."""
+    """What the interpreter checks around the equation, where jax's own rule is not asked."""
     closed = engine.trace(CARRIERS[carrier], jnp.ones(4))
     with pytest.raises(IllFormed):
         check_rewritten(with_param(closed, carrier, fault), closed)
