@@ -53,7 +53,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found.to_json())
     else:
-        show(console(), found, None if options.all else GROUPS_SHOWN)
+        out = console()
+        for side, compared in (("a", a), ("b", b)):
+            indented(out, Text(f"{side}: {size_line(compared)}", style="dim"), 0)
+        show(out, found, None if options.all else GROUPS_SHOWN)
     return found.verdict.value
 
 
@@ -99,7 +102,7 @@ def verdict_line(found: Difference) -> Text:
     name = found.verdict.name
     text = Text.assemble((name, f"bold {_STYLE[found.verdict]}"), f" at level {found.level}")
     if found.verdict is Verdict.IDENTICAL:
-        text.append(f"  sha256 {found.digests[0]}")
+        text.append(f"  sha256 {found.digests[0][:16]}…")
     elif found.changes:
         kernels = found.touched().kernels
         text.append(f": {plural(len(found.changes), 'difference')}")
@@ -108,6 +111,16 @@ def verdict_line(found: Difference) -> Text:
                         if any(c.section_kind != "kernel" for c in found.changes)
                         else f", all in kernels {', '.join(sorted(kernels))}")  # fmt: skip
     return text
+
+
+def size_line(program: Program) -> str:
+    """How much was lowered, and how much of that was set aside as noise."""
+    calls = sum(program.kernel_calls.values())
+    return (
+        f"{plural(sum(program.ops.values()), 'operation')}, "
+        f"{plural(len(program.kernels), 'kernel')} called {plural(calls, 'time')}, "
+        f"{plural(sum(program.ledger.values()), 'detail')} set aside as noise"
+    )
 
 
 def show_groups(out: Console, groups: Sequence[Group], by: int = 0) -> None:

@@ -365,46 +365,51 @@ def _wrap(
     cache: dict[Any, tuple[Body, Any]] = {}
     is_dynamic = tracing.is_dynamic_under_jit if jitted else tracing.is_dynamic
 
+    def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Any, bool]:
+        traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
+        done = rewrite(traced.closed, passes, name=_name(fn))
+        if named:
+            _require_all(passes, done.report)
+        return done.closed, traced.out_tree, traced.holds_tracers
+
     @functools.wraps(fn)
     def optimized(*args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = jax.tree.flatten((args, kwargs))
         dynamic = [leaf for leaf in leaves if is_dynamic(leaf)]
         avals = [tracing.type_of(leaf) for leaf in dynamic]
+        if tracing.is_staging():
+            # The trace around this one is what is kept; to keep this too would double it.
+            with full_collections_postponed():
+                closed, out_tree, _ = fresh(args, kwargs, avals)
+                return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
         key = _cache_key(leaves, in_tree, avals, is_dynamic)
         known = None if key is None else cache.get(key)
         if known is None:
-            traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
-            with _collector_paused():
-                done = rewrite(traced.closed, passes, name=_name(fn))
-            if named:
-                _require_all(passes, done.report)
-            known = done.closed, traced.out_tree
-            if key is not None and not traced.holds_tracers:
+            *known, holds_tracers = fresh(args, kwargs, avals)
+            if key is not None and not holds_tracers:
                 cache[key] = known
                 if len(cache) > MAX_CACHED:
                     cache.pop(next(iter(cache)), None)
         closed, out_tree = known
-        with _collector_paused() if tracing.is_staging() else contextlib.nullcontext():
-            results = tracing.evaluate(closed, *dynamic)
-        return jax.tree.unflatten(out_tree, results)
+        return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
 
     return optimized
 
 
 @contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Without Python's cyclic garbage collector, which would go on as before afterwards.
+def full_collections_postponed() -> Iterator[None]:
+    """Without the full passes of Python's cyclic garbage collector, which go on afterwards.
 
-    A rewrite allocates by the ten thousand and leaves no cycles behind; the collector's full
-    passes over all of jax's objects would take longer than the rewrite.
+    A trace and its rewrite allocate by the hundred thousand and leave few cycles behind. Each full
+    pass looks at every object of jax and of the program, and would take about as long as the
+    rewrite; young objects are collected as always.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, 1 << 30)
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.set_threshold(young, middle, old)
 
 
 def _cache_key(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -66,7 +67,11 @@ def test_help_of_the_whole_loads_no_command():
 
 def test_identical(capfd):
     out, err = said(capfd, "diff", "base.program", "cases.py:renamed", code=0)
-    assert out.startswith("IDENTICAL at level exact")
+    first, second, verdict = out.splitlines()
+    size = r" \d\d operations, 1 kernel called 1 time, \d\d details set aside as noise"
+    assert re.fullmatch("a:" + size, first)
+    assert re.fullmatch("b:" + size, second)
+    assert verdict.startswith("IDENTICAL at level exact")
     assert err == ""
 
 

@@ -1,6 +1,7 @@
 """`optimize`: no site, no change; composition; caching; termination."""
 
 import functools
+import gc
 import re
 
 import jax
@@ -699,3 +700,28 @@ class TestNotApplicable:
         assert "num-keys" in str(fault.value)
         assert "no-positions" in str(fault.value)
         assert "test_optimize.py" in str(fault.value)
+
+
+class TestGarbageCollector:
+    def test_thresholds_are_as_before_afterwards(self):
+        before = gc.get_threshold()
+        seen = []
+
+        def f(x):
+            seen.append(gc.get_threshold())
+            return jnp.argsort(x)
+
+        jax.jit(relower.optimize(f)).trace(jnp.arange(8))
+        assert seen[0][:2] == before[:2]
+        assert seen[0][2] > before[2]
+        assert gc.get_threshold() == before
+
+    def test_also_where_the_function_fails(self):
+        before = gc.get_threshold()
+
+        def f(x):
+            raise RuntimeError("as it may")
+
+        with pytest.raises(RuntimeError, match="as it may"):
+            jax.jit(relower.optimize(f)).trace(jnp.arange(8))
+        assert gc.get_threshold() == before
