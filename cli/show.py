@@ -23,10 +23,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What could move the cursor or recolour a terminal; artifacts may come from strangers."""
 
 
+class _Console(Console):
+    """A console that leaves a reader who has gone to the command, whose exit code says so."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what rich would turn into exit code 1, which means "different"."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Standard output; of a fixed width where it is no terminal, so that files are stable."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_WHEN_PIPED
-    return Console(width=width, highlight=False, soft_wrap=False)
+    return _Console(width=width, highlight=False, soft_wrap=False)
 
 
 def print_json(value: Any) -> None:

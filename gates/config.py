@@ -13,12 +13,15 @@ from typing import Any
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Level
 from .child import PassSet, passes_from
+from .operations import check_operation
 
 DEFAULT_TIMEOUT = 900.0
 """Seconds for one lowering."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _TOP = ("gate", "program")
+LONGEST_TIMEOUT = 30 * 24 * 3600.0
+"""Seconds; what the operating system's waits can't count is refused."""
 _GATE = ("target", "route", "level", "timeout", "controls")
 _PROGRAM = ("name", "variants", "passes", "cell", "level")
 _VARIANT = ("case", "args", "mesh", "target", "route")
@@ -138,7 +141,8 @@ def _matrix(path: Path, data: dict[str, Any]) -> Matrix:
         names.add(reader.name)
         cells.extend(reader.cells())
     timeout = gate.get("timeout", DEFAULT_TIMEOUT)
-    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout <= 0:
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not number or not 0 < timeout < LONGEST_TIMEOUT:
         raise InputError(f"[gate] timeout: {timeout!r}; wanted seconds above 0")
     controls = gate.get("controls", True)
     if not isinstance(controls, bool):
@@ -197,7 +201,7 @@ class _Program:
         if other == node:
             raise InputError(f"{where}: {node.name} is compared with itself")
         identical = given[0] == "identical-to"
-        only_in = _patterns(entry.get("only-in", []), f"{where} only-in")
+        only_in = _patterns(entry.get("only-in"), f"{where} only-in")
         if only_in and identical:
             raise InputError(f"{where}: only-in goes with differs-from, not with identical-to")
         return Cell(
@@ -208,7 +212,7 @@ class _Program:
             level=self._level(entry, where),
             only_in=only_in,
             kernels=_kernels(entry.get("kernels"), f"{where} kernels"),
-            ops=_counts(entry.get("ops", {}), f"{where} ops"),
+            ops=_operations(entry.get("ops", {}), f"{where} ops"),
             allow=_names(entry.get("allow", []), f"{where} allow", strict=False),
         )
 
@@ -299,6 +303,13 @@ def _counts(value: Any, where: str) -> dict[str, int]:
     return table
 
 
+def _operations(value: Any, where: str) -> dict[str, int]:
+    counts = _counts(value, where)
+    for name in counts:
+        check_operation(name, where)
+    return counts
+
+
 def _kernels(value: Any, where: str) -> int | Mapping[str, int] | None:
     if value is None or isinstance(value, dict):
         return None if value is None else _counts(value, where)
@@ -308,7 +319,7 @@ def _kernels(value: Any, where: str) -> int | Mapping[str, int] | None:
 
 
 def _patterns(value: Any, where: str) -> tuple[str, ...]:
-    patterns = _names(value, where) if value != [] else ()
+    patterns = () if value is None else _names(value, where)
     for pattern in patterns:
         kind, colon, name = pattern.partition(":")
         if kind not in ("kernel", "scope") or not colon or not name.strip("/"):

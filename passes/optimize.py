@@ -6,7 +6,8 @@ import contextlib
 import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar, cast, overload
 
 import jax
 import numpy as np
@@ -24,13 +25,33 @@ MAX_CACHED = 256
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@overload
+def optimize(
+    fn: None = None,
+    *,
+    passes: Iterable[str] | None = None,
+    contract: str = "bitwise",
+    disable: Iterable[str] = (),
+) -> Callable[[F], F]: ...
+
+
+@overload
 def optimize(
     fn: F,
     *,
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
-) -> F:
+) -> F: ...
+
+
+def optimize(
+    fn: F | None = None,
+    *,
+    passes: Iterable[str] | None = None,
+    contract: str = "bitwise",
+    disable: Iterable[str] = (),
+) -> F | Callable[[F], F]:
     """A function that computes what ``fn`` computes, by better ops where a pass applies.
 
     Composes with `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan` and `jax.shard_map` in either
@@ -43,7 +64,7 @@ def optimize(
 
     Args:
       fn: the function, usually the whole train step: what is inside a `jax.custom_vjp` is only
-        seen after `jax.grad` has run.
+        seen after `jax.grad` has run. Without it, a decorator with these options.
       passes: names of the passes to run; each must find a site. None runs all that ``contract``
         admits, and those with nothing to do stay quiet.
       contract: the loosest contract to allow, ``"bitwise"``, ``"value"`` or ``"rounding"``; only
@@ -54,12 +75,16 @@ def optimize(
       ValueError: an unknown pass or contract.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
+    if fn is None:
+        return lambda fn: optimize(fn, passes=passes, contract=contract, disable=disable)
+    if not callable(fn):
+        raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
     chosen = registry.select(passes, _contract(contract), disable)
     named = passes is not None
     if tracing.is_jitted(fn):
         wrap = functools.partial(_wrap, passes=chosen, named=named, jitted=True)
-        return tracing.rejit(fn, wrap)  # type: ignore[no-any-return]
-    return _wrap(fn, passes=chosen, named=named, jitted=False)  # type: ignore[return-value]
+        return cast(F, tracing.rejit(fn, wrap))
+    return cast(F, _wrap(fn, passes=chosen, named=named, jitted=False))
 
 
 def explain(
@@ -106,9 +131,16 @@ def assert_applied(
     Raises:
       AssertionError: with the counts and the whole report.
     """
+    if not isinstance(expected, Mapping) or not isinstance(args, tuple | list):
+        raise TypeError(
+            f"assert_applied: found args of type {type(args).__name__} and expected of type "
+            f"{type(expected).__name__}; wanted a tuple of arguments and a dict of counts by pass"
+        )
     names = [registry.by_name(name).name for name in expected]
     report = explain(fn, *args, **kwargs)
     counts = report.counts()
+    if not report.applied and getattr(fn, "__relower_optimized__", False):
+        report = replace(report, notes=(*report.notes, "the function given is already optimized"))
     wrong = [f"{n}: applied {counts.get(n, 0)}, wanted {expected[n]}" for n in names
              if counts.get(n, 0) != expected[n]]  # fmt: skip
     if wrong:
@@ -173,6 +205,7 @@ def _wrap(
                     cache.pop(next(iter(cache)), None)
         return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
 
+    optimized.__relower_optimized__ = True  # type: ignore[attr-defined]
     return optimized
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from ..compat import jaxprs
 from ..compat.jaxprs import Body, Eqn
+from ..compat.source import source_line
 from ..matchers.fact import UNKNOWN
-from ..matchers.facts import Analysis
+from ..matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
 from ..matchers.graph import Dataflow, Scope
 from ..matchers.pattern import Mismatch
 from .base import Accepted, Match, Pass, Reason, Site, SiteDeclined, Status
@@ -67,12 +68,18 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
             break
     else:
         notes.append(f"stopped after {MAX_ROUNDS} rounds with sites still applying")
+    if analysis.generalised:
+        notes.append(
+            f"{len(analysis.generalised)} bodies are called with more than {MOST_CONTEXTS} "
+            "different sets of facts; in later calls nothing was taken as known of their inputs"
+        )
+    notes.extend(_contradiction(c) for c in analysis.contradictions)
     assert visited is not None
     equations, bodies, coverage = visited
     report = Report(
         name=name,
         passes=tuple(p.name for p in passes),
-        sites=tuple(sorted(sites, key=_order)),
+        sites=tuple(sorted(_folded(sites), key=_order)),
         coverage=coverage,
         equations=equations,
         bodies=bodies,
@@ -95,6 +102,21 @@ def _merge(earlier: Sequence[Site], found: Iterable[Site]) -> list[Site]:
     found = list(found)
     judged = {s.place for s in found}
     return [s for s in earlier if s.status is Status.APPLIED or s.place not in judged] + found
+
+
+def _folded(sites: Iterable[Site]) -> list[Site]:
+    """One site for an equation that is judged alike in several contexts at one line.
+
+    A body is analysed once for each set of facts about its inputs; how many sets there are is no
+    property of the program that a count should tell.
+    """
+    folded: dict[tuple[Any, ...], Site] = {}
+    for site in sites:
+        codes = tuple(r.code for r in site.reasons)
+        key = (site.pass_name, site.status, site.equation, site.source, codes)
+        known = folded.get(key)
+        folded[key] = site if known is None else replace(known, calls=known.calls + site.calls)
+    return list(folded.values())
 
 
 def _match(
@@ -178,7 +200,8 @@ def _site(p: Pass, scope: Scope, index: int) -> Site:
         shape=eqn.outvars[-1].aval.str_short(short_dtypes=True),
         source=scope.source_line(eqn),
         scope=scope.name_stack(eqn),
-        calls=max(1, len(scope.callers)),
+        calls=scope.runs,
+        equation=id(eqn),
     )
 
 
@@ -203,6 +226,14 @@ def _refuse(
     if not blamed:
         raise declined  # the fault lies with no site of this round: to try again would not end
     refused.update(dict.fromkeys(blamed, declined.reason))
+
+
+def _contradiction(found: Contradiction) -> str:
+    """An assumed range that can't be true, or stands in code that never runs."""
+    lo, hi = found.eqn.params["lo"], found.eqn.params["hi"]
+    known = f"[{found.known.lo}, {found.known.hi}]"
+    where = source_line(found.eqn) or "unknown line"
+    return f"assume_range states [{lo}, {hi}] at {where}, where {known} is proven; that was used"
 
 
 def _visited(flow: Dataflow) -> tuple[int, int, tuple[NotEnteredGroup, ...]]:
