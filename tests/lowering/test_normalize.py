@@ -40,8 +40,8 @@ module @jit_step attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 
         %x = stablehlo.maximum %a, %b : tensor<f32>
         stablehlo.return %x : tensor<f32>
     }) : (tensor<8x4xf32>) -> tensor<8x4xf32>
-    %8 = stablehlo.custom_call @tpu_custom_call(%7) {backend_config = "{\\22a\\22: 1, \\22b\\22: 2}",
-      has_side_effect = true} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %8 = stablehlo.custom_call @tpu_custom_call(%7) {
+      backend_config = "{\\22a\\22: 1, \\22b\\22: 2}", has_side_effect = true} : (tensor<8x4xf32>) -> tensor<8x4xf32>
     %9 = stablehlo.exponential %8 {mhlo.frontend_attributes = {group = "1"}} : tensor<8x4xf32>
     %k = stablehlo.constant dense<0> : tensor<2xui64>
     %10, %11 = stablehlo.rng_bit_generator %k, algorithm = THREE_FRY
@@ -90,7 +90,7 @@ DIFFER = {
     "precision": ("precision = [DEFAULT, DEFAULT]", "precision = [HIGHEST, DEFAULT]"),
     "side effect dropped": ("has_side_effect = true", "has_side_effect = false"),
     "backend config": ("\\22b\\22: 2", "\\22b\\22: 3"),
-    "custom call's target": ("@thing", "@other"),
+    "custom call's target": ("@tpu_custom_call", "@other"),
     "barrier removed": (
         "%5 = stablehlo.optimization_barrier %4 : tensor<8x4xf32>",
         "%5 = stablehlo.reshape %4 : (tensor<8x4xf32>) -> tensor<8x4xf32>",
