@@ -12,9 +12,9 @@ from rich.text import Text
 
 from ..gates.config import load_matrix
 from ..gates.matrix import CellResult, GateResult, run_matrix, steps
-from .diff import show_groups
+from ..gates.render import indented, plural, show_groups
 from .options import Subparsers, add_command
-from .show import console, indented, plural, print_json
+from .show import console, print_json
 
 _MARK = {"holds": ("✓", "green"), "broken": ("✗", "red"), "undecided": ("?", "yellow")}
 GROUPS_SHOWN = 5

@@ -13,6 +13,7 @@ from typing import Any
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Level
 from .child import PassSet, passes_from
+from .containment import checked
 
 DEFAULT_TIMEOUT = 900.0
 """Seconds for one lowering."""
@@ -197,7 +198,10 @@ class _Program:
         if other == node:
             raise InputError(f"{where}: {node.name} is compared with itself")
         identical = given[0] == "identical-to"
-        only_in = _patterns(entry.get("only-in", []), f"{where} only-in")
+        written = entry.get("only-in", [])
+        only_in = checked(
+            _names(written, f"{where} only-in") if written != [] else (), f"{where} only-in"
+        )
         if only_in and identical:
             raise InputError(f"{where}: only-in goes with differs-from, not with identical-to")
         return Cell(
@@ -305,12 +309,3 @@ def _kernels(value: Any, where: str) -> int | Mapping[str, int] | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InputError(f"{where}: {value!r}; wanted a number of calls, or a table by name")
     return value
-
-
-def _patterns(value: Any, where: str) -> tuple[str, ...]:
-    patterns = _names(value, where) if value != [] else ()
-    for pattern in patterns:
-        kind, colon, name = pattern.partition(":")
-        if kind not in ("kernel", "scope") or not colon or not name.strip("/"):
-            raise InputError(f"{where}: {pattern!r}; wanted 'kernel:NAME' or 'scope:PATH'")
-    return patterns

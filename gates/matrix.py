@@ -16,7 +16,8 @@ from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Program
 from .child import ChildFailed, Job, run
 from .config import Cell, Matrix, Node
-from .containment import outside
+from .containment import strays
+from .vacuity import unmet, work
 
 Status = Literal["holds", "broken", "undecided"]
 Progress = Callable[[str], None]
@@ -147,22 +148,11 @@ def _lower(node: Node, levels: tuple[str, ...], matrix: Matrix) -> Ready | Child
         try:
             answer = run(job, timeout=matrix.timeout, cwd=matrix.folder)
             program = load(output)
-            return Ready(program, tuple(_unmet(program, answer["expect"])))
+            return Ready(program, tuple(unmet(program, answer["expect"])))
         except ChildFailed as error:
             return error
         except InputError as error:
             return ChildFailed(str(error), "input")
-
-
-def _unmet(program: Program, expect: Mapping[str, int]) -> list[str]:
-    """What a case says that its program holds at least, and it doesn't."""
-    found = []
-    for name, wanted in expect.items():
-        calls = program.kernel_calls
-        count = sum(calls.values()) if name == "kernels" else program.ops.get(name, 0)
-        if count < wanted:
-            found.append(f"has {count} {name}; its case expects at least {wanted}")
-    return found
 
 
 def judge(cell: Cell, lowered: Lowered) -> CellResult:
@@ -176,17 +166,17 @@ def judge(cell: Cell, lowered: Lowered) -> CellResult:
     if isinstance(ours, ChildFailed) or isinstance(other, ChildFailed):
         return CellResult(cell, "undecided", tuple(failed))
     sides = ((cell.node.name, ours), (cell.other.name, other))
-    unmet = [
+    vacuous = [
         f"{name} has no operations: nothing was compared"
         for name, ready in sides
-        if not _work(ready.program)
+        if not work(ready.program)
     ]
-    unmet += [f"{name}: {text}" for name, ready in sides for text in ready.unmet]
+    vacuous += [f"{name}: {text}" for name, ready in sides for text in ready.unmet]
     try:
         found = diff(other.program, ours.program, cell.level, cell.allow)
     except InputError as error:
         return CellResult(cell, "undecided", (str(error),))
-    messages = [*unmet, *_expectations(cell, ours.program)]
+    messages = [*vacuous, *_expectations(cell, ours.program)]
     undecided = found.verdict is Verdict.UNKNOWN
     if undecided:
         messages += [f"undecided: {reason}" for reason in found.reasons]
@@ -195,30 +185,10 @@ def judge(cell: Cell, lowered: Lowered) -> CellResult:
     elif not cell.identical and found.verdict is not Verdict.DIFFERENT:
         messages.append("must differ, and is identical: the control shows nothing")
     elif cell.only_in:
-        messages += _containment(cell, found)
+        messages += strays(found, cell.only_in)
     broken = len(messages) > (len(found.reasons) if undecided else 0)
     status: Status = "broken" if broken else "undecided" if undecided else "holds"
     return CellResult(cell, status, tuple(messages), found)
-
-
-def _work(program: Program) -> int:
-    """Operations besides those that only return."""
-    return sum(count for name, count in program.ops.items() if name != "func.return")
-
-
-def _containment(cell: Cell, found: Difference) -> list[str]:
-    if not found.changes or found.notes:
-        return ["only-in can't be shown: the tree of differences is not complete"]
-    stray = outside(found, cell.only_in)
-    if not stray:
-        return []
-    first = stray[0]
-    place = next((w for w in (first.where_b, first.where_a) if w is not None), None)
-    scope = place.scope if place is not None and place.scope else "no name scope"
-    return [
-        f"{len(stray)} of {len(found.changes)} differences are outside {', '.join(cell.only_in)}; "
-        f"the first is {first.op} in {first.section}, {scope}"
-    ]
 
 
 def _expectations(cell: Cell, program: Program) -> list[str]:

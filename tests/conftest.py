@@ -2,6 +2,8 @@
 
 import os
 
+pytest_plugins = ["pytester"]
+
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
