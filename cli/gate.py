@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from ..gates.config import load_matrix
 from ..gates.matrix import CellResult, GateResult, run_matrix, steps
 from ..gates.render import indented, plural, show_groups
 from .options import Subparsers, add_command
-from .show import console, print_json
+from .show import console, print_json, progress
 
 _MARK = {"holds": ("✓", "green"), "broken": ("✗", "red"), "undecided": ("?", "yellow")}
 GROUPS_SHOWN = 5
@@ -28,7 +25,7 @@ def add(commands: Subparsers, summary: str) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     matrix = load_matrix(options.file)
-    with _progress(steps(matrix)) as note:
+    with progress(steps(matrix)) as note:
         result = run_matrix(matrix, note)
     if options.json:
         print_json(result.to_json())
@@ -60,21 +57,3 @@ def _cell(out: Console, result: CellResult) -> None:
         if rest > 0:
             what = plural(rest, "more group")
             indented(out, Text(f"… and {what} of differences; --json holds all"), 4)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error, on a terminal only."""
-    errors = Console(stderr=True)
-    if not errors.is_terminal:
-        yield lambda text: None
-        return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[at]}"),
-    )
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("", total=total, at="")
-        yield lambda text: bar.update(task, advance=1, at=text)

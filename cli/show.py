@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 WIDTH_WHEN_PIPED = 100
 
@@ -35,3 +36,21 @@ def status(text: str) -> Iterator[None]:
         return
     with errors.status(escape(text)):
         yield
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error, on a terminal only."""
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
+        yield lambda text: None
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[at]}"),
+    )
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task("", total=total, at="")
+        yield lambda text: bar.update(task, advance=1, at=text)

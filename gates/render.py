@@ -20,27 +20,27 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What could move the cursor or recolour a terminal; artifacts may come from strangers."""
 
 
-def show(out: Console, found: Difference, limit: int | None, rest_is: str) -> None:
+def show(out: Console, found: Difference, limit: int | None, rest_is: str, by: int = 0) -> None:
     """Prints a difference: what and where first, the verdict last.
 
-    ``rest_is`` says where the groups beyond ``limit`` can be read.
+    ``rest_is`` says where the groups beyond ``limit`` can be read; ``by`` indents.
     """
     groups = found.groups[:limit]
-    show_groups(out, groups)
+    show_groups(out, groups, by)
     if len(groups) < len(found.groups):
         rest = plural(len(found.groups) - len(groups), "more group")
-        indented(out, Text(f"… and {rest} of differences; {rest_is}"), 0)
+        indented(out, Text(f"… and {rest} of differences; {rest_is}"), by)
     for note in found.notes:
-        indented(out, Text(f"note: {note}", style="yellow"), 0)
+        indented(out, Text(f"note: {note}", style="yellow"), by)
     for reason in found.reasons:
-        indented(out, Text(reason), 0)
+        indented(out, Text(reason), by)
     if found.verdict is Verdict.DIFFERENT:
         for side, unknown in found.unknowns:
             text = f"unknown in {side}: {unknown.construct}: {unknown.reason}"
-            indented(out, Text(text, style="yellow"), 0)
+            indented(out, Text(text, style="yellow"), by)
     if found.allowed:
-        out.print(f"allowed to differ: {', '.join(found.allowed)}")
-    out.print(verdict_line(found))
+        indented(out, Text(f"allowed to differ: {', '.join(found.allowed)}"), by)
+    indented(out, verdict_line(found), by)
 
 
 def verdict_line(found: Difference) -> Text:

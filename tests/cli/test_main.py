@@ -143,6 +143,9 @@ BAD = [
     (["explain", "cases.py:fails", "--arg", "f32[8,3]"], "can't be traced: TypeError"),
     (["explain", "none.py:base"], "none.py: no such file"),
     (["gate", "none.toml"], "none.toml: can't be read"),
+    (["probe", "none.py:base"], "none.py: no such file"),
+    (["probe", "base.program"], "'base.program': wanted FILE.py:NAME"),
+    (["probe", "cases.py:base", "--without", "again,cwd"], "--without 'again,cwd': wanted one of"),
 ]
 
 
@@ -211,6 +214,38 @@ def test_a_pass_that_does_not_apply_names_every_reason(capfd):
     assert "argsort_packed_key" in err
     assert "range of the keys" in err or "integer" in err
     assert err.count("\n") == 1
+
+
+PROBE = """
+import inspect
+import jax.numpy as jnp
+from cases import X
+from relower.lowering.case import case
+
+def lined():
+    line = float(inspect.currentframe().f_lineno)
+    return case(lambda x: jnp.sin(x) * line, X)
+"""
+
+
+def test_probe(capfd):
+    Path("probed.py").write_text(PROBE)
+    left_out = ["--without", "hash-seed", "--without", "history", "--without", "cwd"]
+    arguments = ["probe", "probed.py:lined", "--level", "exact", *left_out, "-j", "2"]
+    out, err = said(capfd, *arguments, code=1)
+    title, digest, again, offset, *tree, verdict, closing = out.splitlines()
+    assert (title, err) == ("probed.py:lined", "")
+    assert digest.startswith("  exact     sha256 ")
+    assert again == "✓ lowered again, nothing varied"
+    assert offset == "✗ another file name, 50 lines further down"
+    assert "        probed.py:9  jit(<lambda>)/mul" in tree
+    assert verdict == "    DIFFERENT at level exact: 1 difference"
+    assert closing == "UNSTABLE: 3 lowerings; not shown to be one program at exact"
+    assert [p.name for p in Path().glob("*probed*.py")] == ["probed.py"]
+    out, _ = said(capfd, *arguments, "--without", "offset", "--json", code=0)
+    found = json.loads(out)
+    assert (found["state"], found["levels"]["exact"]["stable"]) == ("stable", True)
+    assert [entry["variation"] for entry in found["lowerings"]] == ["again"]
 
 
 GATE = """
