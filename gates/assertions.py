@@ -7,7 +7,6 @@ fails the test by `pytest.fail`, which is no `AssertionError`: a control written
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import tempfile
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from rich.console import Console
 
 from ..lowering.artifact import load
 from ..lowering.case import Case
@@ -26,13 +24,10 @@ from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Level, Program
 from .child import Job, run
 from .containment import checked, strays
-from .render import show
+from .render import plain
 from .vacuity import unmet, work
 
-WIDTH = 96
 GROUPS_SHOWN = 20
-MAX_CHARACTERS = 16_000
-"""What a failing assertion prints at most of a difference."""
 TIMEOUT = 900.0
 """Seconds for lowering one ``FILE.py:NAME``."""
 
@@ -205,13 +200,4 @@ def _undecided(text: str) -> NoReturn:
 
 
 def _text(found: Difference) -> str:
-    """The difference as the command line prints it, without colours, cut at a bound."""
-    sink = io.StringIO()
-    out = Console(file=sink, width=WIDTH, highlight=False, color_system=None, force_terminal=False)
-    show(out, found, GROUPS_SHOWN, "relower.diff(a, b).groups holds all")
-    text = sink.getvalue().rstrip()
-    if len(text) <= MAX_CHARACTERS:
-        return text
-    verdict = text.rpartition("\n")[2]
-    kept = text[:MAX_CHARACTERS].rpartition("\n")[0]
-    return f"{kept}\n… cut after {len(kept):,} of {len(text):,} characters\n{verdict}"
+    return plain(found, GROUPS_SHOWN, "relower.diff(a, b).groups holds all")

@@ -5,6 +5,7 @@ The command line and the pytest plugin print the same.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,10 @@ from rich.text import Text
 
 from ..lowering.change import Change, Difference, Group, Verdict
 from ..lowering.program import Location
+
+PLAIN_WIDTH = 96
+MAX_CHARACTERS = 16_000
+"""What `plain` gives of one difference."""
 
 _STYLE = {Verdict.IDENTICAL: "green", Verdict.DIFFERENT: "red", Verdict.UNKNOWN: "yellow"}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -41,6 +46,21 @@ def show(out: Console, found: Difference, limit: int | None, rest_is: str, by: i
     if found.allowed:
         indented(out, Text(f"allowed to differ: {', '.join(found.allowed)}"), by)
     indented(out, verdict_line(found), by)
+
+
+def plain(found: Difference, limit: int, rest_is: str) -> str:
+    """`show` without colours, cut at `MAX_CHARACTERS` with the verdict kept."""
+    sink = io.StringIO()
+    out = Console(
+        file=sink, width=PLAIN_WIDTH, highlight=False, color_system=None, force_terminal=False
+    )
+    show(out, found, limit, rest_is)
+    text = sink.getvalue().rstrip()
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    verdict = text.rpartition("\n")[2]
+    kept = text[:MAX_CHARACTERS].rpartition("\n")[0]
+    return f"{kept}\n… cut after {len(kept):,} of {len(text):,} characters\n{verdict}"
 
 
 def verdict_line(found: Difference) -> Text:

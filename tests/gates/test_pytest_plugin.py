@@ -221,12 +221,12 @@ def test_runs_that_do_not_use_it_import_nothing(pytester, monkeypatch):
 
 
 def test_a_difference_is_cut_at_a_bound():
-    from relower.gates.assertions import MAX_CHARACTERS, _text
+    from relower.gates.render import MAX_CHARACTERS, plain
     from relower.lowering.change import Change, Difference, Group, Verdict
 
     change = Change("operation", "a.b", "", "x" * 5000, "y" * 5000, "main", "function")
     found = Difference(Verdict.DIFFERENT, "exact", ("a", "b"), groups=(Group((change,)),) * 9)
-    text = _text(found)
+    text = plain(found, 20, "")
     assert MAX_CHARACTERS * 0.9 < len(text) < MAX_CHARACTERS + 200
     *_, cut, verdict = text.split("\n")
     assert cut.startswith("… cut after 15,")
