@@ -107,6 +107,15 @@ def test_summary_is_bounded_and_says_when_it_was_cut(count, room):
     assert text.count("<details>") == text.count("</details>")
 
 
+def test_every_bound_is_kept():
+    whole = step_summary(MIXED)
+    size = len(whole.encode())
+    texts = {room: step_summary(MIXED, room) for room in range(0, size + 20, 3)}
+    assert all(len(text.encode()) <= room for room, text in texts.items())
+    assert all((text == whole) is (room >= size) for room, text in texts.items())
+    assert len(set(texts.values())) > 5
+
+
 def test_no_room_at_all():
     assert step_summary(MIXED, 10) == ""
     assert step_summary(MIXED, -5) == ""
