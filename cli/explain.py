@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ..gates.child import run
+from ..gates.render import indented, plural, source_text
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job
-from .show import console, indented, plural, print_json, source_text, status
+from .show import console, print_json, status
 
 SCOPES_SHOWN = 3
 

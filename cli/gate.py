@@ -3,38 +3,79 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+import sys
+from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from ..gates.config import load_matrix
-from ..gates.matrix import CellResult, GateResult, run_matrix, steps
-from .diff import show_groups
-from .options import Subparsers, add_command
-from .show import console, indented, plural, print_json
+from ..gates.matrix import CellResult, GateResult, part_of, run_matrix, steps
+from ..gates.render import indented, plural, show_groups
+from ..gates.reports import SUMMARY_BYTES, junit, step_summary
+from ..gates.shard import parse_shard
+from ..lowering.errors import InputError
+from .options import Subparsers, add_command, add_jobs
+from .show import console, print_json, progress
 
 _MARK = {"holds": ("✓", "green"), "broken": ("✗", "red"), "undecided": ("?", "yellow")}
 GROUPS_SHOWN = 5
+UNDECIDED = 2
 
 
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "gate", _run, summary)
     parser.add_argument("file", nargs="?", default="relower.toml", help="default: relower.toml")
+    add_jobs(parser)
+    parser.add_argument(
+        "--shard", metavar="I/N", help="run the I-th of N parts of the cells, from 1/N to N/N"
+    )
+    parser.add_argument("--junit", metavar="FILE", help="write a report in JUnit's XML here too")
 
 
 def _run(options: argparse.Namespace) -> int:
+    shard = None if options.shard is None else parse_shard(options.shard)
+    if options.junit is not None and not Path(options.junit).absolute().parent.is_dir():
+        raise InputError(f"--junit {options.junit}: its folder doesn't exist")
     matrix = load_matrix(options.file)
-    with _progress(steps(matrix)) as note:
-        result = run_matrix(matrix, note)
+    with progress(steps(part_of(matrix, shard))) as note:
+        result = run_matrix(matrix, note, jobs=options.jobs, shard=shard)
     if options.json:
         print_json(result.to_json())
     else:
         show(console(), result)
-    return result.exit_code
+    trouble = [*_written(options.junit, result), *_summarised(result)]
+    for line in trouble:
+        print(f"relower: {line}", file=sys.stderr)
+    # A report that is missing must not look like success, nor hide that something is broken.
+    return result.exit_code or (UNDECIDED if trouble else 0)
+
+
+def _written(path: str | None, result: GateResult) -> list[str]:
+    """Writes the JUnit report; returns what went wrong."""
+    if path is None:
+        return []
+    try:
+        Path(path).write_text(junit(result), encoding="utf-8")
+    except OSError as error:
+        return [f"--junit {path}: can't be written: {error.strerror or error}"]
+    return []
+
+
+def _summarised(result: GateResult) -> list[str]:
+    """Adds to the summary of a step on GitHub, where this runs in one; returns what went wrong."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return []
+    try:
+        with open(path, "ab") as out:
+            text = step_summary(result, SUMMARY_BYTES - out.tell())
+            out.write(text.encode())
+    except OSError as error:
+        return [f"$GITHUB_STEP_SUMMARY {path}: can't be written: {error.strerror or error}"]
+    return [] if text else [f"$GITHUB_STEP_SUMMARY {path}: is full, nothing was added"]
 
 
 def show(out: Console, result: GateResult) -> None:
@@ -43,6 +84,8 @@ def show(out: Console, result: GateResult) -> None:
         _cell(out, cell)
     for guard in result.guards:
         indented(out, Text.assemble(("✗ ", "red"), guard), 0)
+    for note in result.notes:
+        indented(out, Text(note, style="dim"), 0)
     code = result.exit_code
     style = ("green", "red", "yellow")[code]
     out.print(Text(result.closing, style=f"bold {style}"))
@@ -60,21 +103,3 @@ def _cell(out: Console, result: CellResult) -> None:
         if rest > 0:
             what = plural(rest, "more group")
             indented(out, Text(f"… and {what} of differences; --json holds all"), 4)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error, on a terminal only."""
-    errors = Console(stderr=True)
-    if not errors.is_terminal:
-        yield lambda text: None
-        return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[at]}"),
-    )
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("", total=total, at="")
-        yield lambda text: bar.update(task, advance=1, at=text)

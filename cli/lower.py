@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from ..gates.child import run
+from ..gates.render import indented, relative, source
 from ..lowering.artifact import load, save
 from ..lowering.program import Program
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job
-from .show import console, indented, print_json, relative, source, status
+from .show import console, print_json, status
 
 OPS_SHOWN = 12
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": "show every site that a pass would rewrite, or why it won't",
     "lower": "lower a case for the TPU and show what it holds",
     "diff": "compare two programs and say where they differ",
+    "probe": "lower a case several times and say what isn't the same each time",
     "gate": "check what must be identical and what must differ",
 }
 """Name and summary; each is a module of this package, loaded only when it is asked for."""

@@ -46,6 +46,20 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """``--jobs``."""
+    parser.add_argument(
+        "--jobs", "-j", type=_jobs, default=1, metavar="N",
+        help="lower N cases at once, each in a process of its own; default: 1",
+    )  # fmt: skip
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: wanted a number of at least 1")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)

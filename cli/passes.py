@@ -7,8 +7,9 @@ import argparse
 from rich.text import Text
 
 from ..gates.child import Job, run
+from ..gates.render import indented
 from .options import Subparsers, add_command
-from .show import console, indented, print_json, status
+from .show import console, print_json, status
 
 
 def add(commands: Subparsers, summary: str) -> None:

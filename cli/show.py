@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.text import Text
-
-from ..lowering.program import Location
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 WIDTH_WHEN_PIPED = 100
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What could move the cursor or recolour a terminal; artifacts may come from strangers."""
 
 
 class _Console(Console):
@@ -53,43 +46,19 @@ def status(text: str) -> Iterator[None]:
         yield
 
 
-def indented(out: Console, text: str | Text, by: int = 2) -> None:
-    """Prints ``text`` wrapped at the width, every line indented alike and nothing cut."""
-    body = Text(text) if isinstance(text, str) else text
-    if _CONTROL.search(body.plain):
-        body = Text(_CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", body.plain))
-    width = max(20, out.width - by)
-    for line in body.wrap(out, width, overflow="fold", no_wrap=False):
-        line.rstrip()
-        out.print(Text(" " * by).append_text(line), no_wrap=True, overflow="ignore", crop=False)
-
-
-def relative(path: str) -> str:
-    """``path`` as seen from the current folder, or from where packages are installed."""
-    _, installed, inside = path.rpartition("site-packages/")
-    if installed:
-        return inside
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
-        return path
-
-
-def source(where: Location | None) -> str:
-    """``file.py:3`` of a location, or an empty text."""
-    if where is None or where.file is None:
-        return ""
-    return relative(where.file) + ("" if where.line is None else f":{where.line}")
-
-
-def source_text(text: str | None) -> str:
-    """``file.py:3`` with the file as seen from the current folder."""
-    if not text:
-        return "unknown line"
-    file, colon, line = text.rpartition(":")
-    return f"{relative(file)}:{line}" if colon else text
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 site``, ``2 sites``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error, on a terminal only."""
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
+        yield lambda text: None
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[at]}"),
+    )
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task("", total=total, at="")
+        yield lambda text: bar.update(task, advance=1, at=text)

@@ -23,6 +23,8 @@ from ..lowering.errors import InputError
 NOISE_LINES = 12
 """Lines of a crashed child's output that are shown."""
 
+_RUNNING: set[subprocess.Popen[bytes]] = set()
+
 PassSet = Literal["default"] | tuple[str, ...] | None
 """All passes of the default contract, passes by name, or none."""
 
@@ -44,6 +46,8 @@ class Job:
     """Where ``lower`` puts the artifact."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments of ``lower``."""
+    history: bool = False
+    """Trace and lower unrelated programs first; see `history`."""
 
 
 class ChildFailed(InputError):
@@ -68,13 +72,20 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**wanted, **base, "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 
-def run(job: Job, *, timeout: float | None = None, cwd: str | os.PathLike[str] = ".") -> Any:
+def run(
+    job: Job,
+    *,
+    timeout: float | None = None,
+    cwd: str | os.PathLike[str] = ".",
+    variables: Mapping[str, str] | None = None,
+) -> Any:
     """Runs ``job`` in a fresh process and returns its value, plain JSON.
 
     Args:
         job: what to do.
         timeout: seconds until the child is killed; None waits for ever.
         cwd: the folder the child runs in.
+        variables: environment variables of the child beside, or in place of, this process's.
 
     Raises:
         ChildFailed: one line about what the user gave, or about how the child died.
@@ -84,7 +95,7 @@ def run(job: Job, *, timeout: float | None = None, cwd: str | os.PathLike[str] =
         noise = Path(folder, "noise.txt")
         request = json.dumps({**asdict(job), "answer": str(answer)})
         with noise.open("wb") as sink:
-            code = _wait(_start(sink, cwd), request, timeout, job)
+            code = _wait(_start(sink, cwd, variables or {}), request, timeout, job)
         if not answer.is_file():
             raise ChildFailed(_died(job, code, noise), "crash")
         found = json.loads(answer.read_text())
@@ -93,19 +104,28 @@ def run(job: Job, *, timeout: float | None = None, cwd: str | os.PathLike[str] =
     return found["value"]
 
 
-def _start(sink: Any, cwd: str | os.PathLike[str]) -> subprocess.Popen[bytes]:
+def end_all() -> None:
+    """Kills every child that `run` is waiting for, in whatever thread."""
+    for started in list(_RUNNING):
+        _signal(started)
+
+
+def _start(
+    sink: Any, cwd: str | os.PathLike[str], variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "relower.gates.worker"],
         stdin=subprocess.PIPE,
         stdout=sink,
         stderr=subprocess.STDOUT,
         cwd=cwd,
-        env=environment(os.environ),
+        env=environment({**os.environ, **variables}),
         start_new_session=True,
     )
 
 
 def _wait(child: subprocess.Popen[bytes], request: str, timeout: float | None, job: Job) -> int:
+    _RUNNING.add(child)
     try:
         child.communicate(request.encode(), timeout)
     except subprocess.TimeoutExpired:
@@ -114,17 +134,22 @@ def _wait(child: subprocess.Popen[bytes], request: str, timeout: float | None, j
         ) from None
     finally:
         _kill(child)
+        _RUNNING.discard(child)
     return child.returncode
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
     """Ends the child and what it started; nothing where it has ended."""
     if child.poll() is None:
-        try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        _signal(child)
         child.wait()
+
+
+def _signal(child: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 def _died(job: Job, code: int, noise: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Level
 from .child import PassSet, passes_from
+from .containment import checked
 from .operations import check_operation
 
 DEFAULT_TIMEOUT = 900.0
@@ -201,7 +202,10 @@ class _Program:
         if other == node:
             raise InputError(f"{where}: {node.name} is compared with itself")
         identical = given[0] == "identical-to"
-        only_in = _patterns(entry.get("only-in"), f"{where} only-in")
+        written = entry.get("only-in")
+        only_in = checked(
+            () if written is None else _names(written, f"{where} only-in"), f"{where} only-in"
+        )
         if only_in and identical:
             raise InputError(f"{where}: only-in goes with differs-from, not with identical-to")
         return Cell(
@@ -316,12 +320,3 @@ def _kernels(value: Any, where: str) -> int | Mapping[str, int] | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InputError(f"{where}: {value!r}; wanted a number of calls, or a table by name")
     return value
-
-
-def _patterns(value: Any, where: str) -> tuple[str, ...]:
-    patterns = () if value is None else _names(value, where)
-    for pattern in patterns:
-        kind, colon, name = pattern.partition(":")
-        if kind not in ("kernel", "scope") or not colon or not name.strip("/"):
-            raise InputError(f"{where}: {pattern!r}; wanted 'kernel:NAME' or 'scope:PATH'")
-    return patterns

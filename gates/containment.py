@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from ..lowering.change import Change, Difference
+from ..lowering.errors import InputError
 
 _WRAPPED = re.compile(r"[\w.-]+\((.*)\)")
 
@@ -21,6 +22,35 @@ def outside(difference: Difference, patterns: Sequence[str]) -> tuple[Change, ..
     scope is outside of every scope.
     """
     return tuple(c for c in difference.changes if not _covered(c, patterns))
+
+
+def strays(difference: Difference, patterns: Sequence[str]) -> list[str]:
+    """Why a difference isn't shown to stay within ``patterns``; nothing where it is."""
+    if not difference.changes or difference.notes:
+        return ["only-in can't be shown: the tree of differences is not complete"]
+    stray = outside(difference, patterns)
+    if not stray:
+        return []
+    first = stray[0]
+    place = next((w for w in (first.where_b, first.where_a) if w is not None), None)
+    scope = place.scope if place is not None and place.scope else "no name scope"
+    return [
+        f"{len(stray)} of {len(difference.changes)} differences are outside "
+        f"{', '.join(patterns)}; the first is {first.op} in {first.section}, {scope}"
+    ]
+
+
+def checked(patterns: Sequence[str], where: str) -> tuple[str, ...]:
+    """``patterns``, each of which names a kernel or a scope.
+
+    Raises:
+        InputError: one has another form.
+    """
+    for pattern in patterns:
+        kind, colon, name = pattern.partition(":")
+        if kind not in ("kernel", "scope") or not colon or not name.strip("/"):
+            raise InputError(f"{where}: {pattern!r}; wanted 'kernel:NAME' or 'scope:PATH'")
+    return tuple(patterns)
 
 
 def _covered(change: Change, patterns: Sequence[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,10 @@ from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Program
 from .child import ChildFailed, Job, run
 from .config import Cell, Matrix, Node
-from .containment import outside
+from .containment import strays
+from .parallel import in_order
+from .shard import Shard
+from .vacuity import unmet, work
 
 Status = Literal["holds", "broken", "undecided"]
 Progress = Callable[[str], None]
@@ -51,6 +54,20 @@ class GateResult:
     cells: tuple[CellResult, ...]
     guards: tuple[str, ...]
     """Why the matrix as a whole shows less than it seems to."""
+    shard: Shard | None = None
+    """The part that was run; None is the whole."""
+    total: int = 0
+    """Cells of the whole matrix."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a part of the matrix doesn't show."""
+        if self.shard is None or not self.cells:
+            return ()
+        return (
+            "whether two variants lower to one program was checked among the programs of this "
+            "shard only",
+        )
 
     @property
     def exit_code(self) -> int:
@@ -70,9 +87,13 @@ class GateResult:
                 halves.append(f"{held} of {len(kind)} {text}")
         undecided = sum(c.status == "undecided" for c in self.cells)
         halves += [f"{undecided} undecided"] if undecided else []
-        halves += [] if self.cells else ["no cells"]
+        if not self.cells:
+            part = f"shard {self.shard} holds none of {self.total} cells"
+            halves.append(part if self.shard is not None and self.total else "no cells")
         if self.guards:
             halves.append(f"{len(self.guards)} guard{'s' * (len(self.guards) > 1)} failed")
+        if self.shard is not None and self.cells:
+            halves.append(f"shard {self.shard}: {len(self.cells)} of {self.total} cells")
         return ", ".join(halves)
 
     def to_json(self) -> dict[str, Any]:
@@ -82,6 +103,9 @@ class GateResult:
             "closing": self.closing,
             "cells": [cell.to_json() for cell in self.cells],
             "guards": list(self.guards),
+            "shard": None if self.shard is None else str(self.shard),
+            "total": self.total,
+            "notes": list(self.notes),
         }
 
 
@@ -96,19 +120,36 @@ class Ready:
 Lowered = Mapping[Node, Ready | ChildFailed]
 
 
-def run_matrix(matrix: Matrix, progress: Progress | None = None) -> GateResult:
+def run_matrix(
+    matrix: Matrix,
+    progress: Progress | None = None,
+    *,
+    jobs: int = 1,
+    shard: Shard | None = None,
+) -> GateResult:
     """Lowers and compares everything that ``matrix`` asks for.
 
-    ``progress`` is called with what was just done, once for each lowering and once for each cell;
-    `steps` says how often that will be.
+    Args:
+        matrix: the cells.
+        progress: called with what was just done, once for each lowering and once for each cell;
+            `steps` says how often that will be.
+        jobs: how many programs to lower at once. The result doesn't depend on it.
+        shard: the part of the matrix to run; None is the whole.
     """
     note = progress or (lambda text: None)
-    lowered = _lower_all(matrix, note)
+    part = part_of(matrix, shard)
+    lowered = _lower_all(part, note, jobs)
     results = []
-    for cell in matrix.cells:
+    for cell in part.cells:
         results.append(judge(cell, lowered))
         note(cell.name)
-    return GateResult(tuple(results), tuple(guards(matrix, lowered)))
+    found = guards(matrix, lowered)
+    return GateResult(tuple(results), tuple(found), shard, len(matrix.cells))
+
+
+def part_of(matrix: Matrix, shard: Shard | None) -> Matrix:
+    """``matrix`` with the cells of one shard."""
+    return matrix if shard is None else replace(matrix, cells=shard.of(matrix.cells))
 
 
 def steps(matrix: Matrix) -> int:
@@ -116,18 +157,27 @@ def steps(matrix: Matrix) -> int:
     return len({node.work for node in matrix.nodes()}) + len(matrix.cells)
 
 
-def _lower_all(matrix: Matrix, note: Progress) -> Lowered:
+def _lower_all(matrix: Matrix, note: Progress, jobs: int) -> Lowered:
     levels: dict[tuple[Any, ...], set[str]] = {}
     for cell in matrix.cells:
         for node in (cell.node, cell.other):
             levels.setdefault(node.work, set()).add(cell.level)
-    done: dict[tuple[Any, ...], Ready | ChildFailed] = {}
+    first: dict[tuple[Any, ...], Node] = {}
     for node in matrix.nodes():
-        if node.work not in done:
-            wanted = tuple(level for level in LEVELS if level in levels[node.work])
-            done[node.work] = _lower(node, wanted, matrix)
-            note(f"{node.program}: {node.name}")
-    return {node: done[node.work] for node in matrix.nodes()}
+        first.setdefault(node.work, node)
+    nodes = list(first.values())
+
+    def one(node: Node) -> Callable[[], Ready | ChildFailed]:
+        wanted = tuple(level for level in LEVELS if level in levels[node.work])
+        return lambda: _lower(node, wanted, matrix)
+
+    done = in_order(
+        [one(node) for node in nodes],
+        jobs,
+        lambda index: note(f"{nodes[index].program}: {nodes[index].name}"),
+    )
+    by_work = dict(zip(first, done, strict=True))
+    return {node: by_work[node.work] for node in matrix.nodes()}
 
 
 def _lower(node: Node, levels: tuple[str, ...], matrix: Matrix) -> Ready | ChildFailed:
@@ -147,22 +197,11 @@ def _lower(node: Node, levels: tuple[str, ...], matrix: Matrix) -> Ready | Child
         try:
             answer = run(job, timeout=matrix.timeout, cwd=matrix.folder)
             program = load(output)
-            return Ready(program, tuple(_unmet(program, answer["expect"])))
+            return Ready(program, tuple(unmet(program, answer["expect"])))
         except ChildFailed as error:
             return error
         except InputError as error:
             return ChildFailed(str(error), "input")
-
-
-def _unmet(program: Program, expect: Mapping[str, int]) -> list[str]:
-    """What a case says that its program holds at least, and it doesn't."""
-    found = []
-    for name, wanted in expect.items():
-        calls = program.kernel_calls
-        count = sum(calls.values()) if name == "kernels" else program.ops.get(name, 0)
-        if count < wanted:
-            found.append(f"has {count} {name}; its case expects at least {wanted}")
-    return found
 
 
 def judge(cell: Cell, lowered: Lowered) -> CellResult:
@@ -176,17 +215,17 @@ def judge(cell: Cell, lowered: Lowered) -> CellResult:
     if isinstance(ours, ChildFailed) or isinstance(other, ChildFailed):
         return CellResult(cell, "undecided", tuple(failed))
     sides = ((cell.node.name, ours), (cell.other.name, other))
-    unmet = [
+    vacuous = [
         f"{name} has no operations: nothing was compared"
         for name, ready in sides
-        if not _work(ready.program)
+        if not work(ready.program)
     ]
-    unmet += [f"{name}: {text}" for name, ready in sides for text in ready.unmet]
+    vacuous += [f"{name}: {text}" for name, ready in sides for text in ready.unmet]
     try:
         found = diff(other.program, ours.program, cell.level, cell.allow)
     except InputError as error:
         return CellResult(cell, "undecided", (str(error),))
-    messages = [*unmet, *_expectations(cell, ours.program)]
+    messages = [*vacuous, *_expectations(cell, ours.program)]
     undecided = found.verdict is Verdict.UNKNOWN
     if undecided:
         messages += [f"undecided: {reason}" for reason in found.reasons]
@@ -195,30 +234,10 @@ def judge(cell: Cell, lowered: Lowered) -> CellResult:
     elif not cell.identical and found.verdict is not Verdict.DIFFERENT:
         messages.append("must differ, and is identical: the control shows nothing")
     elif cell.only_in:
-        messages += _containment(cell, found)
+        messages += strays(found, cell.only_in)
     broken = len(messages) > (len(found.reasons) if undecided else 0)
     status: Status = "broken" if broken else "undecided" if undecided else "holds"
     return CellResult(cell, status, tuple(messages), found)
-
-
-def _work(program: Program) -> int:
-    """Operations besides those that only return."""
-    return sum(count for name, count in program.ops.items() if name != "func.return")
-
-
-def _containment(cell: Cell, found: Difference) -> list[str]:
-    if not found.changes or found.notes:
-        return ["only-in can't be shown: the tree of differences is not complete"]
-    stray = outside(found, cell.only_in)
-    if not stray:
-        return []
-    first = stray[0]
-    place = next((w for w in (first.where_b, first.where_a) if w is not None), None)
-    scope = place.scope if place is not None and place.scope else "no name scope"
-    return [
-        f"{len(stray)} of {len(found.changes)} differences are outside {', '.join(cell.only_in)}; "
-        f"the first is {first.op} in {first.section}, {scope}"
-    ]
 
 
 def _expectations(cell: Cell, program: Program) -> list[str]:
@@ -245,7 +264,11 @@ def _expectations(cell: Cell, program: Program) -> list[str]:
 
 
 def guards(matrix: Matrix, lowered: Lowered) -> list[str]:
-    """What would make a green gate mean nothing."""
+    """What would make a green gate mean nothing.
+
+    ``matrix`` is the whole, of which ``lowered`` may hold a part: what the cells say is judged on
+    the whole, and what the programs are, on those at hand.
+    """
     if not matrix.cells:
         return ["there are no cells: nothing was compared"]
     found = []
@@ -271,7 +294,7 @@ def _duplicates(matrix: Matrix, lowered: Lowered) -> list[str]:
             group[root(cell.node)] = root(cell.other)
     compared = {frozenset((c.node, c.other)) for c in matrix.cells}
     found = []
-    nodes = matrix.nodes()
+    nodes = [node for node in matrix.nodes() if node in lowered]
     for index, a in enumerate(nodes):
         for b in nodes[index + 1 :]:
             declared = root(a) == root(b) or frozenset((a, b)) in compared

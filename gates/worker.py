@@ -40,6 +40,10 @@ def _lower(request: dict[str, Any]) -> Any:
     from ..lowering.artifact import save
     from ..lowering.lower import lower
 
+    if request["history"]:
+        from .history import trace_unrelated
+
+        trace_unrelated(**_where(request))
     chosen = _case(request)
     if request["passes"] is not None:
         chosen = _with_passes(chosen, request)

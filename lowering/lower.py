@@ -27,6 +27,9 @@ from .targets import (
     topology_devices,
 )
 
+_LAST_TARGET: list[Target] = []
+"""What this process lowered for last, if anything."""
+
 
 def lower(
     case_or_fn: Case | Callable[..., Any],
@@ -95,9 +98,21 @@ def stage(chosen: Case, target: Target, mesh: Any, route: Route) -> tuple[Any, t
         InputError: as for `lower`.
     """
     devices = target.devices() if route == "abstract" else topology_devices(target)
+    _forget_other_targets(target)
     with as_target(devices) as queries:
         lowered = _staged(chosen, mesh)
     return lowered, tuple(queries)
+
+
+def _forget_other_targets(target: Target) -> None:
+    """Drops jax's caches where this process last lowered for another target.
+
+    jax keys its traces by the mesh, which two targets may share; what the code asked about its
+    devices while it was traced would then be answered for the target before.
+    """
+    if _LAST_TARGET and _LAST_TARGET != [target]:
+        jax.clear_caches()
+    _LAST_TARGET[:] = [target]
 
 
 def _staged(chosen: Case, mesh: Any) -> Any:

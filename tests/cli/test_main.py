@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -143,6 +144,11 @@ BAD = [
     (["explain", "cases.py:fails", "--arg", "f32[8,3]"], "can't be traced: TypeError"),
     (["explain", "none.py:base"], "none.py: no such file"),
     (["gate", "none.toml"], "none.toml: can't be read"),
+    (["gate", "--shard", "3/2"], "--shard '3/2': wanted I/N"),
+    (["gate", "--junit", "no/such/file"], "--junit no/such/file: its folder doesn't exist"),
+    (["probe", "none.py:base"], "none.py: no such file"),
+    (["probe", "base.program"], "'base.program': wanted FILE.py:NAME"),
+    (["probe", "cases.py:base", "--without", "again,cwd"], "--without 'again,cwd': wanted one of"),
 ]
 
 
@@ -213,6 +219,38 @@ def test_a_pass_that_does_not_apply_names_every_reason(capfd):
     assert err.count("\n") == 1
 
 
+PROBE = """
+import inspect
+import jax.numpy as jnp
+from cases import X
+from relower.lowering.case import case
+
+def lined():
+    line = float(inspect.currentframe().f_lineno)
+    return case(lambda x: jnp.sin(x) * line, X)
+"""
+
+
+def test_probe(capfd):
+    Path("probed.py").write_text(PROBE)
+    left_out = ["--without", "hash-seed", "--without", "history", "--without", "cwd"]
+    arguments = ["probe", "probed.py:lined", "--level", "exact", *left_out, "-j", "2"]
+    out, err = said(capfd, *arguments, code=1)
+    title, digest, again, offset, *tree, verdict, closing = out.splitlines()
+    assert (title, err) == ("probed.py:lined", "")
+    assert digest.startswith("  exact     sha256 ")
+    assert again == "✓ lowered again, nothing varied"
+    assert offset == "✗ another file name, 50 lines further down"
+    assert "        probed.py:9  jit(<lambda>)/mul" in tree
+    assert verdict == "    DIFFERENT at level exact: 1 difference"
+    assert closing == "UNSTABLE: 3 lowerings; not shown to be one program at exact"
+    assert [p.name for p in Path().glob("*probed*.py")] == ["probed.py"]
+    out, _ = said(capfd, *arguments, "--without", "offset", "--json", code=0)
+    found = json.loads(out)
+    assert (found["state"], found["levels"]["exact"]["stable"]) == ("stable", True)
+    assert [entry["variation"] for entry in found["lowerings"]] == ["again"]
+
+
 GATE = """
 [[program]]
 name = "step"
@@ -242,6 +280,47 @@ def test_gate(capfd):
     assert out.splitlines()[-1] == "1 of 1 identical, 0 of 1 controls differ"
     out, _ = said(capfd, "gate", "bad.toml", "--json", code=1)
     assert json.loads(out)["exit_code"] == 1
+
+
+def test_gate_reports(capfd, monkeypatch):
+    Path("report.toml").write_text(GATE.replace('"cases.py:swapped"', '"cases.py:mul"'))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(Path("summary.md").absolute()))
+    Path("summary.md").write_text("before\n")
+    out, err = said(capfd, "gate", "report.toml", "-j", "2", "--junit", "junit.xml", code=0)
+    assert (out.splitlines()[-1], err) == ("1 of 1 identical, 1 of 1 controls differ", "")
+    suites = ElementTree.parse("junit.xml").getroot()
+    assert [suites.get(name) for name in ("tests", "failures", "errors")] == ["2", "0", "0"]
+    first, head, *_ = Path("summary.md").read_text().splitlines()
+    assert first == "before"
+    assert head == "## ✅ relower gate: 1 of 1 identical, 1 of 1 controls differ"
+    Path("summary.md").write_bytes(b"x" * (1 << 20))  # no room is left
+    shards = [["--shard", f"{number}/2"] for number in (1, 2)]
+    found = [said(capfd, "gate", "report.toml", *shard, code=2) for shard in shards]
+    assert all("is full, nothing was added" in err for _, err in found)
+    assert Path("summary.md").stat().st_size == 1 << 20
+    assert sum(out.count("✓") for out, _ in found) == 2
+    assert all("shard" in out.splitlines()[-1] for out, _ in found)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "no/such/folder")
+    Path("bad.toml").write_text(GATE.replace('identical-to = "base"', 'differs-from = "base"'))
+    _, err = said(capfd, "gate", "bad.toml", "--junit", ".", code=1)  # broken, not undecided
+    assert "--junit .: can't be written: Is a directory" in err
+    assert "$GITHUB_STEP_SUMMARY no/such/folder: can't be written: No such file" in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_with_several_at_once(number, code):
+    Path("begun").unlink(missing_ok=True)
+    Path("slow.toml").write_text(GATE.replace('"cases.py:swapped"', '"cases.py:sleeps"'))
+    command = [sys.executable, "-m", "relower.cli.main", "gate", "slow.toml", "-j", "3"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        while not Path("begun").exists():
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(number)
+        out, err = run.communicate()
+    assert (run.returncode, out, err) == (code, b"", b"")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path("begun").read_text()), 0)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

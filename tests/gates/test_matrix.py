@@ -3,9 +3,11 @@
 import pytest
 
 from relower.gates import child
+from relower.gates import matrix as matrix_module
 from relower.gates.child import ChildFailed, Job, environment, passes_from, run
 from relower.gates.config import load_matrix
 from relower.gates.matrix import run_matrix, steps
+from relower.gates.shard import Shard
 from relower.lowering.errors import InputError
 
 
@@ -94,6 +96,62 @@ def test_a_gate_that_holds(cases):
     assert (places["mul"].a, places["mul"].b) == ("arith.addf", "arith.mulf")
     assert places["undonated"].path == ("argument 0",)
     assert places["undonated"].b == "(absent)"
+
+
+def test_several_at_once_and_in_parts(cases, monkeypatch):
+    """One real run, two lowerings at a time; then the same programs in shards."""
+    kept = {}
+    really = matrix_module._lower
+
+    def kept_lower(node, levels, matrix):
+        kept[node.work] = really(node, levels, matrix)
+        return kept[node.work]
+
+    monkeypatch.setattr(matrix_module, "_lower", kept_lower)
+    matrix = gate(cases, HOLDS)
+    seen = []
+    whole = run_matrix(matrix, seen.append, jobs=2)
+    assert (whole.exit_code, whole.closing) == (0, "4 of 4 controls differ")
+    assert len(seen) == steps(matrix)
+    lowered = []
+
+    def replayed(node, levels, matrix):
+        lowered.append(node.name)
+        return kept[node.work]
+
+    monkeypatch.setattr(matrix_module, "_lower", replayed)
+    assert run_matrix(matrix).to_json() == whole.to_json()
+    assert lowered == ["mul", "base", "constant", "swapped", "undonated"]
+    names = []
+    for number in range(1, 10):
+        lowered.clear()
+        shard = Shard(number, 9)
+        part = run_matrix(matrix, shard=shard)
+        names += [cell.cell.name for cell in part.cells]
+        assert (part.exit_code, part.guards) == (0, ()), part.guards
+        wanted = {n for c in part.cells for n in (c.cell.node.name, c.cell.other.name)}
+        assert sorted(lowered) == sorted(wanted)  # no more than its cells need
+        assert part.cells or part.closing == f"shard {number}/9 holds none of 4 cells"
+        assert part.to_json()["shard"] == f"{number}/9"
+    assert sorted(names) == sorted(cell.name for cell in matrix.cells)
+
+
+def test_guards_of_a_part(cases, monkeypatch):
+    monkeypatch.setattr(matrix_module, "_lower", lambda *_: ChildFailed("not now", "input"))
+    (cases / "empty.toml").write_text("")
+    empty = run_matrix(load_matrix(cases / "empty.toml"), shard=Shard(1, 2))
+    assert (empty.exit_code, empty.closing) == (1, "no cells, 1 guard failed")
+    text = (
+        'variants.twin = "cases.py:renamed"\n'
+        '[[program.cell]]\nvariant = "twin"\nidentical-to = "base"\n'
+    )
+    only = gate(cases, text)
+    for number in (1, 2):  # the matrix lacks a control, and so does each part of it
+        assert "there is no control" in run_matrix(only, shard=Shard(number, 2)).guards[0]
+    control = '[[program.cell]]\nvariant = "mul"\ndiffers-from = "base"\n'
+    both = gate(cases, text + control)
+    for number in range(1, 6):  # the matrix has one, so no part needs its own
+        assert run_matrix(both, shard=Shard(number, 5)).guards == ()
 
 
 def test_a_gate_that_is_broken(cases):

@@ -165,6 +165,20 @@ def test_one_change_differs_at_every_level(base, tmp_path, old, new):
     assert all(mutant[level] != forms(program)[level] for level in LEVELS)
 
 
+def test_a_trace_for_one_target_does_not_answer_for_another():
+    @jax.jit
+    def per_device(x):
+        return x * jax.device_count()
+
+    def by_hand(n):
+        return lambda x: x * n
+
+    for target, count in (("TPU7x:2x2x1", 8), ("TPU7x:2x2x2", 16), ("TPU7x:2x2x1", 8)):
+        program = lower(per_device, X, target=target)
+        assert forms(program) == forms(lower(by_hand(count), X, target=target))
+        assert f"jax.device_count() = {count}" in program.stamp.queries[0]
+
+
 def test_locations_name_the_users_line_and_scope(base):
     path, program = base
     wanted = next(i for i, line in enumerate(PROGRAM.splitlines(), 1) if "jnp.tanh" in line)
