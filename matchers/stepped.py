@@ -80,8 +80,7 @@ def _of_equation(scope: Scope, eqn: Eqn) -> Stepped | None:
     if made is primitive("reshape_p"):
         return None if eqn.params["dimensions"] else find_stepped(scope, eqn.invars[0])
     if made is primitive("broadcast_in_dim_p"):
-        same = eqn.invars[0].aval.size == out.size
-        return find_stepped(scope, eqn.invars[0]) if same else None
+        return _broadcast(find_stepped(scope, eqn.invars[0]), eqn)
     if made is primitive("tile_p"):
         return _tiled(find_stepped(scope, eqn.invars[0]), eqn)
     if made is primitive("convert_element_type_p"):
@@ -89,6 +88,19 @@ def _of_equation(scope: Scope, eqn: Eqn) -> Stepped | None:
     if made in (primitive("add_p"), primitive("sub_p"), primitive("mul_p")):
         return _representable(_by_constant(scope, eqn), eqn)
     return None
+
+
+def _broadcast(inner: Stepped | None, eqn: Eqn) -> Stepped | None:
+    """Dimensions added behind a vector repeat every element; those in front, the whole."""
+    source, out = eqn.invars[0].aval, eqn.outvars[0].aval
+    if inner is None or source.size == out.size:
+        return inner
+    axis = eqn.params["broadcast_dimensions"][0]
+    if len(source.shape) != 1 or source.shape[0] != out.shape[axis]:
+        return None
+    if math.prod(out.shape[:axis]) > 1 and inner.div * inner.mod != source.size:
+        return None
+    return replace(inner, div=inner.div * math.prod(out.shape[axis + 1 :]))
 
 
 def _tiled(inner: Stepped | None, eqn: Eqn) -> Stepped | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..compat import jaxprs
 from ..compat.jaxprs import Atom
+from ..compat.primitives import primitive as public
 from ..compat.tracing import primitive
 from .graph import Scope, Value
 from .pattern import Bind, Captures, Constant, OneOf, Op, commuted
@@ -68,11 +69,19 @@ def _behind(value: Value) -> Value | None:
         return index if _nonnegative(index.scope, index.atom) else None
     found = scope.definition(atom)
     eqn = None if found is None else scope.eqns[found[0]]
+    if eqn is not None and eqn.primitive in _same_value():
+        return Value(scope, eqn.invars[0])
     if eqn is not None and eqn.primitive is primitive("lax.lax.convert_element_type_p"):
         # The values 0 … n-1 of a permutation mean the same in both types.
         axes = {scope.fact(a).permutation for a in (eqn.invars[0], atom)}
         return Value(scope, eqn.invars[0]) if None not in axes else None
     return None
+
+
+@functools.cache
+def _same_value() -> frozenset[Any]:
+    """Primitives that change what is known of a value's devices or name, not the value."""
+    return frozenset({public("name_p"), public("pvary_p")} - {None})
 
 
 def _expanded(scope: Scope, atom: Atom) -> Atom | None:
