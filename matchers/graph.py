@@ -7,7 +7,7 @@ demands. A body called from several places in the same context is one scope with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import networkx as nx
@@ -99,6 +99,10 @@ class Scope:
     _runs: int | None = field(default=None, repr=False)
     _inputs: dict[Var, int] | None = field(default=None, repr=False)
     _entered: dict[tuple[int, BodyKey], Entered] = field(default_factory=dict, repr=False)
+    _call: Caller | None = field(default=None, repr=False)
+    """The one call that this scope stands for, where a value was followed into it."""
+    _views: dict[tuple[int, int], Scope] = field(default_factory=dict, repr=False)
+    """This scope as entered from each of several calls: values of one aren't those of another."""
 
     def fact(self, atom: Atom) -> Fact:
         """What is known of an atom of this body."""
@@ -126,7 +130,9 @@ class Scope:
         """Where an atom's value is really made, seen through calls in both directions.
 
         Goes into the body of a call for its result, and out to the operand of the caller where
-        there is exactly one caller and the value is the same inside and outside.
+        the value is the same inside and outside, and it is known which call that is: the only one,
+        or the one by which the value was followed inwards. Of a body that several calls share,
+        the value's scope is a view for that call alone, so that no two calls' values are equal.
         """
         scope: Scope = self
         while not jaxprs.is_literal(atom):
@@ -196,13 +202,24 @@ class Scope:
             positions = range(result, result + 1)
         for position in positions:
             if ports[position].outer == result and ports[position].flow is Flow.SAME:
-                return scope, jaxprs.opened(scope.body).outvars[position]
+                view = scope._entered_by(Caller(self, index, entered))
+                return view, jaxprs.opened(scope.body).outvars[position]
         return None
 
+    def _entered_by(self, call: Caller) -> Scope:
+        """The scope as ``call`` runs it: itself where no other call could be meant."""
+        if len(self.callers) == 1 and call.scope._call is None:
+            return self
+        key = (id(call.scope), call.index)
+        view = self._views.get(key)
+        if view is None:
+            view = self._views[key] = replace(self, _call=call, _views={})
+        return view
+
     def _outward(self, var: Var) -> tuple[Scope, Atom] | None:
-        if len(self.callers) != 1:
+        if self._call is None and len(self.callers) != 1:
             return None
-        caller = self.callers[0]
+        caller = self._call or self.callers[0]
         if self._inputs is None:
             self._inputs = {v: i for i, v in enumerate(jaxprs.invars(self.body))}
         position = self._inputs.get(var)
@@ -289,6 +306,7 @@ class Dataflow:
         for scope in self._scopes.values():
             scope.callers.clear()
             scope.children.clear()
+            scope._views.clear()
 
     def networkx(self) -> nx.DiGraph:
         """The live equations of every scope as a graph.

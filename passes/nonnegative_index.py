@@ -11,7 +11,6 @@ The compiler removes it only where it can see the range, as of an iota in the sa
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,8 @@ from jax import lax
 from ..compat import jaxprs
 from ..compat.tracing import primitive
 from ..matchers.graph import Scope
-from ..matchers.pattern import Bind, Captures, Constant, Mismatch, OneOf, Op, commuted
+from ..matchers.pattern import Captures, Mismatch
+from ..matchers.wrapped_index import wrapped_index
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 
 
@@ -30,27 +30,12 @@ def _select_n() -> Any:
     return primitive("lax.lax.select_n_p")
 
 
-@functools.cache
-def _pattern() -> Op:
-    negative = Op(primitive("lax.lax.lt_p"), (Bind("index"), Constant(0)))
-    # Add and select need one dtype throughout, so this changes the weakness of the type only.
-    strengthened = Op(
-        primitive("lax.lax.convert_element_type_p"),
-        (Bind("index"),),
-        params={"weak_type": False, "sharding": None},
-        capture={"new_dtype": "dtype"},
-    )
-    index = OneOf((Bind("index"), strengthened))
-    wrapped = commuted(primitive("lax.lax.add_p"), index, Bind("size"))
-    return Op(_select_n(), (negative, Bind("index"), wrapped))
-
-
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     captures: Captures = {}
     if jaxprs.is_literal(scope.eqns[index].invars[1]):
         return None  # of constants only, which any compiler folds
     # A select of another kind is no near miss of this one, so a mismatch is not reported.
-    if _pattern().match_equation(scope, index, captures) is not None:
+    if wrapped_index().match_equation(scope, index, captures) is not None:
         return None
     return Match(scope, index, captures)
 

@@ -12,9 +12,21 @@ from .base import Contract, Pass
 @functools.cache
 def all_passes() -> tuple[Pass, ...]:
     """Every pass, in order of preference."""
-    from . import argsort_packed_key, argsort_unique_pairs, nonnegative_index
+    from . import (
+        affine_gather,
+        argsort_packed_key,
+        argsort_unique_pairs,
+        nonnegative_index,
+        permutation_scatter,
+    )
 
-    return (argsort_packed_key.PASS, argsort_unique_pairs.PASS, nonnegative_index.PASS)
+    return (
+        argsort_packed_key.PASS,
+        argsort_unique_pairs.PASS,
+        nonnegative_index.PASS,
+        affine_gather.PASS,
+        permutation_scatter.PASS,
+    )
 
 
 def by_name(name: str) -> Pass:

@@ -1,5 +1,6 @@
 """What `optimize` makes of the example is what its twin writes by hand."""
 
+import inspect
 from dataclasses import replace
 
 import jax
@@ -10,7 +11,7 @@ import routed_moe as plain
 import routed_moe_by_hand as twin
 
 from relower.lowering import lower
-from relower.passes.optimize import assert_applied, optimize
+from relower.passes.optimize import assert_applied, explain, optimize
 
 # Not part of what the twin writes by hand.
 OTHERS = ["nonnegative_index"]
@@ -97,3 +98,29 @@ def test_optimized_loss_and_gradients_have_the_same_bits(config):
         pairs = zip(jax.tree.leaves(fn(*args)), jax.tree.leaves(better(*args)), strict=True)
         for wanted, found in pairs:
             assert np.asarray(wanted).tobytes() == np.asarray(found).tobytes()
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_the_transpose_of_taking_rows_back_is_a_gather_by_the_order(padding):
+    """Within the value contract; the scatters of tokens, sizes and logits are no permutations."""
+    config = replace(SMALL, padding=padding)
+
+    def loss_and_grads(params, batch):
+        return jax.value_and_grad(plain.loss_fn)(params, batch, config)
+
+    args = (
+        plain.init_params(jax.random.key(0), config),
+        plain.synthetic_batch(jax.random.key(1), config),
+    )
+    report = explain(loss_and_grads, *args, passes=["permutation_scatter"])
+    (site,) = report.applied
+    line = int(site.source.rpartition(":")[2])
+    assert "rows[inverse]" in inspect.getsource(plain).splitlines()[line - 1]
+    assert "rematted_computation" not in site.scope
+    codes = {r.code for s in report.declined for r in s.reasons}
+    assert codes <= {"layout", "not-permutation"}
+    better = jax.jit(optimize(loss_and_grads, contract="value"))(*args)
+    wanted = jax.jit(loss_and_grads)(*args)
+    for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(better), strict=True):
+        assert a.dtype == b.dtype
+        assert np.array_equal(np.asarray(a), np.asarray(b))  # -0.0 equals 0.0

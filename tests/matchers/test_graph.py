@@ -112,6 +112,23 @@ class TestResolve:
         ((scope, index),) = [m for m in find(flow, "mul")]
         assert scope.producer(scope.eqns[index].invars[0]) is None
 
+    def test_calls_of_one_body_have_values_of_their_own(self):
+        inner = jax.jit(lambda x: jnp.sin(x) * 2)
+        outer = jax.jit(lambda x: inner(x))  # shared, with a body of one caller inside
+        flow = flow_of(lambda x, y: (outer(x), outer(y), outer(x)), X, X)
+        root = flow.root
+        x, y = jaxprs.opened(root.body).invars
+        first, second, third = jaxprs.opened(root.body).outvars
+        assert len({root.resolve(v) for v in (first, second, third)}) == 3
+        assert root.resolve(first) == root.resolve(first)
+        for result, operand in ((first, x), (second, y), (third, x)):
+            product = root.producer(result)
+            sine = product.scope.producer(product.eqn.invars[0])
+            assert sine.eqn.primitive.name == "sin"
+            found = sine.scope.resolve(sine.eqn.invars[0])
+            assert found.scope is root
+            assert found.atom is operand
+
     def test_constants_of_loops_but_not_carries_or_slices(self):
         def f(x):
             y = jnp.sin(x)

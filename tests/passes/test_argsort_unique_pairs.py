@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from relower import explain, optimize
+from relower import assume_range, explain, optimize
 
 NAME = "argsort_unique_pairs"
 ONE = {NAME: 1}
@@ -282,3 +282,14 @@ def test_names_every_unmet_requirement_at_once(why):
 
 def test_a_sort_without_companions_is_no_candidate():
     assert not explain(jnp.sort, np.zeros(4, np.float32), passes=[NAME]).sites
+
+
+def test_positions_of_two_calls_of_one_function_are_not_one_value(same):
+    """Both rise, and both come out of one body: what tells them apart is the call."""
+    shifted = jax.jit(lambda by: lax.iota(np.int32, 6) + by)
+
+    def fn(k, a, b):
+        a, b = (shifted(assume_range(v, 0, 99)) for v in (a, b))
+        return lax.sort((k, a, b), num_keys=1)
+
+    same(fn, np.array([3, 1, 3, 1, 2, 0], np.int32), np.int32(7), np.int32(40))
