@@ -49,9 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UNDECIDED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader has gone; keep the interpreter from complaining when it flushes at exit.
+    except OSError as error:
+        # The output's reader has gone or its disk is full: a verdict nobody can read is none. Keep
+        # the interpreter from complaining again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"relower: can't write the report: {error}", file=sys.stderr)
         return UNDECIDED
     finally:
         if previous is not None:

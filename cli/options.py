@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import Any
 
 from ..gates.child import Job, passes_from
+from ..gates.config import LONGEST_TIMEOUT
 from ..lowering.errors import InputError
 
 CASE_HELP = "FILE.py:NAME, or FILE.py:NAME[KEY] for one of a dict of cases"
@@ -59,9 +61,12 @@ def _jobs(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text}: wanted seconds above 0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < LONGEST_TIMEOUT:
+        raise argparse.ArgumentTypeError(f"{text}: wanted seconds above 0, below a month")
     return value
 
 

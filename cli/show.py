@@ -16,10 +16,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 WIDTH_WHEN_PIPED = 100
 
 
+class _Console(Console):
+    """A console that leaves a reader who has gone to the command, whose exit code says so."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what rich would turn into exit code 1, which means "different"."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Standard output; of a fixed width where it is no terminal, so that files are stable."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_WHEN_PIPED
-    return Console(width=width, highlight=False, soft_wrap=False)
+    return _Console(width=width, highlight=False, soft_wrap=False)
 
 
 def print_json(value: Any) -> None:

@@ -6,6 +6,7 @@ import hashlib
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
+import jax
 import numpy as np
 from jax._src import config as _config
 
@@ -18,6 +19,36 @@ def kernel_locations() -> AbstractContextManager[Any]:
     """
     setting = getattr(_config, "jax_mosaic_unzip_debug_locations", None)
     return nullcontext() if setting is None else cast(AbstractContextManager[Any], setting(False))
+
+
+def calling_convention(lowered: Any) -> dict[str, str]:
+    """What jit keeps beside the module and a caller depends on, as text by name.
+
+    jit drops arguments that nothing reads, so the module's argument 1 may be any of the caller's.
+    A donation that nothing can use leaves no trace in the module, compiler options never do.
+    """
+    args = jax.tree.leaves(lowered.args_info)
+    hoisted = len(getattr(lowered._lowering, "const_args", None) or ())
+    kept = sorted(i - hoisted for i in lowered._lowering.compile_args["kept_var_idx"])
+    donated = [i for i, arg in enumerate(args) if arg.donated]
+    options = sorted(lowered._lowering._compiler_options_kvs or ())
+    return {
+        "call.arguments": str(len(args)),
+        "call.read": _numbers([i for i in kept if i >= 0]),
+        "call.donated": _numbers(donated),
+        "call.compiler_options": ", ".join(f"{k} = {v!r}" for k, v in options) or "none",
+    }
+
+
+def _numbers(numbers: list[int]) -> str:
+    """``0-3, 5``: runs of numbers in order."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and runs[-1][-1] == n - 1:
+            runs[-1][1:] = [n]
+        else:
+            runs.append([n])
+    return ", ".join("-".join(map(str, run)) for run in runs) or "none"
 
 
 def hoisted_constants(lowered: Any) -> tuple[str, ...]:

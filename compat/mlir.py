@@ -66,3 +66,18 @@ class _Cloned:
         self.operation = operation.operation
         self.body = operation.operation.regions[0].blocks[0]
         self.context = operation.context
+
+
+def printed_attribute(op: Any, name: str) -> str | None:
+    """The text of an operation's only attribute, read off its printed form; None if it has others.
+
+    For attributes that the bindings can't hand out.
+    """
+    if [entry for entry in op.attributes if entry != name]:
+        return None
+    text: str = op.get_asm(print_generic_op_form=True, use_local_scope=True)
+    _, found, rest = text.partition(f"<{{{name} = ")
+    if not found or "\n" in text.strip():
+        return None
+    value, found, _ = rest.rpartition("}> : (")
+    return value if found else None

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
+
 from jax._src import source_info_util
 
 from .jaxprs import Eqn
 
 
 def source_line(eqn: Eqn) -> str | None:
-    """``file.py:line`` of the innermost frame outside jax, or None where jax kept none."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    return None if frame is None else f"{frame.file_name}:{frame.start_line}"
+    """``file.py:line`` of the innermost frame outside jax and relower; None where jax kept none."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        if os.path.dirname(frame.file_name) not in _own_folders():
+            return f"{frame.file_name}:{frame.start_line}"
+    return None
+
+
+@functools.cache
+def _own_folders() -> frozenset[str]:
+    """The folders of relower's packages that are loaded; examples and tests are the user's."""
+    name = __package__.rpartition(".")[0]
+    packages = [m for n, m in sys.modules.items() if n == name or n.startswith(name + ".")]
+    files = (getattr(module, "__file__", None) for module in packages)
+    return frozenset(os.path.dirname(file) for file in files if file)
 
 
 def name_stack(eqn: Eqn) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import api_util, config, core, pjit, source_info_util
 from jax._src import linear_util as lu
@@ -19,6 +20,7 @@ from jax._src.interpreters import partial_eval as pe
 from . import jaxprs
 from .jaxprs import Atom, Body, Eqn, Var
 
+_HOST_VALUES = (bool, int, float, complex, np.ndarray, np.generic)
 Tracer: Any = core.Tracer
 JaxprTypeError: Any = core.JaxprTypeError
 _JITTED: type = type(jax.jit(lambda: None))
@@ -83,12 +85,28 @@ def trace(
             filled[slot] = value
         inner_args, inner_kwargs = jax.tree.unflatten(in_tree, filled)
         outs, out_tree = jax.tree.flatten(fn(*inner_args, **inner_kwargs))
+        _check_outputs(fn, outs, out_tree)
         return list(outs)
 
     debug = api_util.debug_info("relower.optimize", fn, args, kwargs)
     debug = debug._replace(arg_names=None) if hasattr(debug, "_replace") else debug
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(flat, debug_info=debug), list(avals))
     return Traced(close(jaxpr, consts), out_tree, any(isinstance(c, core.Tracer) for c in consts))
+
+
+def _check_outputs(fn: Callable[..., Any], outs: Sequence[Any], out_tree: Any) -> None:
+    for i, out in enumerate(outs):
+        try:
+            core.typeof(out)
+        except TypeError:
+            path, _ = jax.tree_util.tree_flatten_with_path(
+                jax.tree.unflatten(out_tree, list(range(len(outs))))
+            )[0][i]
+            name = getattr(fn, "__name__", type(fn).__name__)
+            raise TypeError(
+                f"{name} returned {out!r} of type {type(out).__name__} at "
+                f"result{jax.tree_util.keystr(path)}; wanted an array or a number"
+            ) from None
 
 
 def close(jaxpr: Any, consts: Sequence[Any]) -> Body:
@@ -106,7 +124,9 @@ def evaluate(closed: Body, *args: Any) -> list[Any]:
     """Evaluate a closed jaxpr under the caller's trace, keeping names, lines and contexts."""
     if is_staging() and not _is_high(closed):
         return _stage(core.trace_ctx.trace, closed, args)
-    return core.jaxpr_as_fun(closed)(*args)  # type: ignore[no-any-return]
+    results = core.jaxpr_as_fun(closed)(*args)
+    # A result that is a literal of the jaxpr is of a type of jax's own; callers expect arrays.
+    return [jnp.asarray(r) if isinstance(r, _HOST_VALUES) else r for r in results]
 
 
 def _is_high(closed: Body) -> bool:

@@ -14,12 +14,15 @@ from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Level
 from .child import PassSet, passes_from
 from .containment import checked
+from .operations import check_operation
 
 DEFAULT_TIMEOUT = 900.0
 """Seconds for one lowering."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _TOP = ("gate", "program")
+LONGEST_TIMEOUT = 30 * 24 * 3600.0
+"""Seconds; what the operating system's waits can't count is refused."""
 _GATE = ("target", "route", "level", "timeout", "controls")
 _PROGRAM = ("name", "variants", "passes", "cell", "level")
 _VARIANT = ("case", "args", "mesh", "target", "route")
@@ -139,7 +142,8 @@ def _matrix(path: Path, data: dict[str, Any]) -> Matrix:
         names.add(reader.name)
         cells.extend(reader.cells())
     timeout = gate.get("timeout", DEFAULT_TIMEOUT)
-    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout <= 0:
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not number or not 0 < timeout < LONGEST_TIMEOUT:
         raise InputError(f"[gate] timeout: {timeout!r}; wanted seconds above 0")
     controls = gate.get("controls", True)
     if not isinstance(controls, bool):
@@ -198,10 +202,7 @@ class _Program:
         if other == node:
             raise InputError(f"{where}: {node.name} is compared with itself")
         identical = given[0] == "identical-to"
-        written = entry.get("only-in", [])
-        only_in = checked(
-            _names(written, f"{where} only-in") if written != [] else (), f"{where} only-in"
-        )
+        only_in = _patterns(entry.get("only-in"), f"{where} only-in")
         if only_in and identical:
             raise InputError(f"{where}: only-in goes with differs-from, not with identical-to")
         return Cell(
@@ -212,7 +213,7 @@ class _Program:
             level=self._level(entry, where),
             only_in=only_in,
             kernels=_kernels(entry.get("kernels"), f"{where} kernels"),
-            ops=_counts(entry.get("ops", {}), f"{where} ops"),
+            ops=_operations(entry.get("ops", {}), f"{where} ops"),
             allow=_names(entry.get("allow", []), f"{where} allow", strict=False),
         )
 
@@ -303,9 +304,20 @@ def _counts(value: Any, where: str) -> dict[str, int]:
     return table
 
 
+def _operations(value: Any, where: str) -> dict[str, int]:
+    counts = _counts(value, where)
+    for name in counts:
+        check_operation(name, where)
+    return counts
+
+
 def _kernels(value: Any, where: str) -> int | Mapping[str, int] | None:
     if value is None or isinstance(value, dict):
         return None if value is None else _counts(value, where)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InputError(f"{where}: {value!r}; wanted a number of calls, or a table by name")
     return value
+
+
+def _patterns(value: Any, where: str) -> tuple[str, ...]:
+    return () if value is None else checked(_names(value, where), where)

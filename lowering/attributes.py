@@ -69,6 +69,11 @@ class AttributePrinter:
         return _shorten(text, attribute)
 
 
+def shortened(text: str) -> str:
+    """The text of an attribute, or its digest where it is long."""
+    return _shorten(text, None)
+
+
 def _channel_text(handle: int, kind: int) -> str:
     # XLA takes a handle below one as "no channel", so that value is kept as it is.
     shown = reference("channel", str(handle)) if handle > 0 else str(handle)

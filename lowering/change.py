@@ -23,6 +23,9 @@ Kind = Literal[
 ]
 
 
+_GROUPS_IN_TEXT = 30
+
+
 class Verdict(Enum):
     """What may be said of two programs; the value is the exit code of ``relower diff``."""
 
@@ -141,6 +144,26 @@ class Difference:
             scopes |= found
             unplaced += not found or any(p is None or not p.scope for p in change.places)
         return Touched(frozenset(kernels), frozenset(scopes), unplaced)
+
+    def __str__(self) -> str:
+        """The report in plain text: the first groups of differences, the verdict last."""
+        lines: list[str] = []
+        for group in self.groups[:_GROUPS_IN_TEXT]:
+            change = group.first
+            times = f", {len(group.changes)} times alike" if len(group.changes) > 1 else ""
+            inside = " › ".join((f"{change.section_kind} {change.section}", *change.path))
+            lines.append(f"{inside} › {change.op}: {change.detail or change.kind}{times}")
+            lines.extend(
+                f"  {sign} {side}" for sign, side in (("-", change.a), ("+", change.b)) if side
+            )
+            lines.append(f"  {place_text(change.where_b or change.where_a)}")
+        if len(self.groups) > _GROUPS_IN_TEXT:
+            lines.append(f"… and {len(self.groups) - _GROUPS_IN_TEXT} more groups of differences")
+        lines.extend(f"note: {note}" for note in self.notes)
+        lines.extend(self.reasons)
+        count = len(self.changes)
+        tail = f": {count} difference{'' if count == 1 else 's'}" if count else ""
+        return "\n".join([*lines, f"{self.verdict.name} at level {self.level}{tail}"])
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; the tree is sections → groups of changes."""

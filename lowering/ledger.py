@@ -22,6 +22,7 @@ RULES: Mapping[str, str] = {
     "kernel-encoding": "base64, bytecode and the stable_mosaic dialect of a kernel's body",
     "kernel-name": "the name of a kernel, in its call and in its body",
     "kernel-symbol": "names of functions inside a kernel's module; numbered in module order",
+    "kernel-scope": "the name scopes that a kernel reports to a profiler",
     "kernel-location": "locations of a kernel in the debug_locations beside its body",
     "mosaic-version": "the version of the encoding of a kernel's body; it stands in the stamp",
     "call-inlined": "calls of private functions replaced by the callee's operations",

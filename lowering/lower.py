@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from ..compat.environment import libtpu_version, settings, versions
-from ..compat.lowered import hoisted_constants, kernel_locations
+from ..compat.lowered import calling_convention, hoisted_constants, kernel_locations
 from ..compat.mlir import mosaic_version
 from .as_target import as_target
 from .case import Case, case
@@ -77,6 +77,7 @@ def lower(
         mosaic_version=mosaic_version(route),
         levels=levels,
         constants=hoisted_constants(lowered),
+        calling=calling_convention(lowered),
     )
     return Program(
         forms=normal.forms,

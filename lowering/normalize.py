@@ -52,6 +52,7 @@ def normalize(
     mosaic_version: str,
     levels: Sequence[Level] = LEVELS,
     constants: Sequence[str] = (),
+    calling: Mapping[str, str] | None = None,
 ) -> Normal:
     """The normal form of a StableHLO module, which is left as it was.
 
@@ -60,6 +61,7 @@ def normalize(
         mosaic_version: the version of kernel encoding that the stamp states.
         levels: the levels to build.
         constants: digests of the constants that JAX passes as leading arguments, in order.
+        calling: what a caller depends on and the module doesn't hold, by name.
     """
     session = Session(Ledger(), LocationTable(), {})
     kernels = KernelTable(session, mosaic_version)
@@ -67,6 +69,7 @@ def normalize(
         reader = Reader(session, PROGRAM_DIALECTS, kernels.token)
         exact = reader.read(_with_marked_meshes(module, session.ledger))
     _attach_constants(exact, constants)
+    exact.attrs.update(calling or {})
     session.ledger.add("module-name")
     ops, calls = _counts(exact)
     forms = _forms(exact, levels, session)

@@ -81,7 +81,7 @@ class Stamp:
     """Platform queries seen while tracing, each with its caller's line."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Program:
     """A lowered program in normal form."""
 
@@ -97,3 +97,11 @@ class Program:
     stamp: Stamp
     unknowns: tuple[Unknown, ...] = ()
     locations: tuple[Location, ...] = field(default=(), repr=False)
+
+    def __repr__(self) -> str:
+        """A line: the text itself may be megabytes."""
+        digests = ", ".join(f"{level} {form.digest[:12]}" for level, form in self.forms.items())
+        return (
+            f"<Program {digests}; {sum(self.ops.values())} operations, "
+            f"{len(self.kernels)} kernels, {len(self.unknowns)} unknown>"
+        )

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..compat.mlir import printed_attribute
 from . import custom_calls
-from .attributes import MESH_MARK, AttributePrinter
+from .attributes import MESH_MARK, AttributePrinter, shortened
 from .ir import Block, Function, Module, Op, key_text
 from .ledger import Ledger
 from .locations import LocationTable
@@ -23,6 +24,9 @@ KERNEL_DIALECTS = frozenset(
     {"affine", "arith", "builtin", "cf", "func", "llvm", "math", "memref", "scf", "tpu", "vector"}
 )
 _CONFIGS = ("backend_config", "mhlo.backend_config")
+KERNEL_TARGET = "tpu_custom_call"
+"""The custom call whose backend config is known to be JSON and to hold a Mosaic kernel."""
+_TRACES = frozenset({"tpu.trace", "tpu.trace_start"})
 _SYMBOL_ATTRS = frozenset({"sym_name", "arg_attrs", "res_attrs", "sym_visibility"})
 
 
@@ -84,9 +88,20 @@ class Reader:
             self._session.unknown(op.name, reason, self._session.locations.index_of(op.location))
 
     def _attrs(self, op: Any) -> dict[str, str]:
-        text = self._printer.text
-        attributes = op.attributes
-        return {key_text(name): text(attributes[name]) for name in sorted(attributes)}
+        return {key_text(name): self._attr(op, name) for name in sorted(op.attributes)}
+
+    def _attr(self, op: Any, name: str) -> str:
+        try:
+            attribute = op.attributes[name]
+        except TypeError:
+            # jaxlib has no Python class for some attributes, those of complex constants among them.
+            text = printed_attribute(op, name)
+            if text is None:
+                loc = self._session.locations.index_of(op.location)
+                self._session.unknown(f"{op.name} {name}", "jaxlib can't show this attribute", loc)
+                return "unreadable"
+            return shortened(text)
+        return self._printer.text(attribute)
 
     def _function(self, op: Any) -> Function:
         attributes = op.attributes
@@ -101,7 +116,7 @@ class Reader:
         results = [self._printer.type_text(t) for t in function_type.results]
         return Function(
             key=op.attributes["sym_name"].value,
-            public=visibility == "public",
+            public=visibility in (None, "public"),  # public is MLIR's default
             attrs=attrs,
             arg_attrs=self._dictionaries(op, "arg_attrs", len(function_type.inputs)),
             result_types=results,
@@ -163,26 +178,32 @@ class Reader:
             del read.attrs["callee"]
         elif read.name == "stablehlo.custom_call":
             self._custom_call(op, read)
+        elif read.name in _TRACES and read.attrs.pop("message", None) is not None:
+            self._session.ledger.add("kernel-scope")  # the user's name scope, for the profiler
         elif read.name in ("stablehlo.send", "stablehlo.recv"):
             if read.attrs.get("is_host_transfer", "false") != "false":
                 reason = "the host's side of the transfer is a callback outside the module"
                 self._session.unknown(read.name, reason, read.loc)
 
     def _custom_call(self, op: Any, read: Op) -> None:
-        ledger = self._session.ledger
         target = op.attributes["call_target_name"].value
-        label = ""
-        if read.attrs.pop("kernel_name", None) is not None:
-            label = op.attributes["kernel_name"].value
-            ledger.add("kernel-name")
         config = None
         if "backend_config" in op.attributes:
             attribute = op.attributes["backend_config"]
             if type(attribute).__name__ == "StringAttr":
                 config = custom_calls.read_config(attribute.value, "\0body\0")
-        if config is not None:
-            ledger.add("json-key-order", int(config.reordered))
+        if config is not None and (config.body is not None or target == KERNEL_TARGET):
+            # Only of a kernel's config is it known that the order of its keys means nothing.
+            label = ""
+            if read.attrs.pop("kernel_name", None) is not None:
+                label = op.attributes["kernel_name"].value
+                self._session.ledger.add("kernel-name")
+            self._session.ledger.add("json-key-order", int(config.reordered))
             self._kernel(read, config, label)
+        self._foreign(op, read, target)
+
+    def _foreign(self, op: Any, read: Op, target: str) -> None:
+        """What every custom call is asked, kernel or not."""
         read.pure_call = custom_calls.is_pure(read, target)
         names = [name for name in _CONFIGS if name in op.attributes]
         texts = {name: str(op.attributes[name]) for name in names}

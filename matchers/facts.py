@@ -25,6 +25,10 @@ _MOST_ELEMENTS = 1 << 16
 """Larger constant arrays aren't looked at."""
 
 
+MOST_CONTEXTS = 64
+"""Sets of facts about its inputs in which one body is analysed; beyond, without them."""
+
+
 class BodyFacts:
     """The facts about the variables of one body, given those about its inputs."""
 
@@ -66,6 +70,9 @@ class Analysis:
     def __init__(self) -> None:
         self._seen: dict[tuple[int, tuple[Fact, ...]], BodyFacts] = {}
         self._contradictions: dict[int, Contradiction] = {}
+        self._contexts: dict[int, int] = {}
+        self.generalised: set[int] = set()
+        """Bodies met with more sets of facts than `MOST_CONTEXTS`; later calls got none."""
         self._constants: dict[int, tuple[Any, Fact]] = {}
         self._origins: dict[int, tuple[jaxprs.Body, list[BodyFacts]]] = {}
 
@@ -102,10 +109,18 @@ class Analysis:
         if len(in_facts) != len(invars):
             raise ValueError(f"found {len(in_facts)} facts, wanted one for each of {len(invars)}")
         inputs = tuple(default_of(v.aval) if f is UNKNOWN else f for f, v in zip(in_facts, invars))
+        if (
+            self._contexts.get(id(body), 0) >= MOST_CONTEXTS
+            and (id(body), inputs) not in self._seen
+        ):
+            # One more set of facts for a body that has many: what holds of any input still holds.
+            self.generalised.add(id(body))
+            inputs = tuple(default_of(v.aval) for v in invars)
         key = id(body), inputs
         found = self._seen.get(key)
         if found is None:
             found = self._seen[key] = BodyFacts(body, inputs)
+            self._contexts[id(body)] = self._contexts.get(id(body), 0) + 1
             _BodyAnalysis(self, found).run(self._origin(body, inputs))
         return found
 

@@ -96,6 +96,7 @@ class Scope:
     not_entered: list[tuple[int, compat_bodies.NotEntered]] = field(default_factory=list)
     _definitions: dict[Var, tuple[int, int]] = field(default_factory=dict, repr=False)
     _readers: dict[Var, list[int]] | None = field(default=None, repr=False)
+    _runs: int | None = field(default=None, repr=False)
     _inputs: dict[Var, int] | None = field(default=None, repr=False)
     _entered: dict[tuple[int, BodyKey], Entered] = field(default_factory=dict, repr=False)
 
@@ -158,6 +159,13 @@ class Scope:
         parts = [_step_name(c.scope.eqns[c.index], c.entered) for c in self.path()]
         parts.append(source.name_stack(eqn))
         return "/".join(p for p in parts if p)
+
+    @property
+    def runs(self) -> int:
+        """How often the body runs, through all its callers; loops counted once, at least one."""
+        if self._runs is None:
+            self._runs = sum(caller.scope.runs for caller in self.callers) or 1
+        return self._runs
 
     def source_line(self, eqn: Eqn) -> str | None:
         """``file.py:line`` of an equation, or else of the call it stands in.

@@ -136,7 +136,9 @@ class Site:
     scope: str
     """Name-stack path."""
     calls: int = 1
-    """How many equations run the body that the site stands in."""
+    """How often the site is run, through all calls of its body; loops counted once."""
+    equation: int = field(default=0, compare=False, repr=False)
+    """Tells equations of one line apart while a program is rewritten."""
 
     @property
     def place(self) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..compat import jaxprs
 from ..compat.tracing import primitive
 from ..matchers.graph import Scope
 from ..matchers.pattern import Bind, Captures, Constant, Mismatch, OneOf, Op, commuted
@@ -46,6 +47,8 @@ def _pattern() -> Op:
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     captures: Captures = {}
+    if jaxprs.is_literal(scope.eqns[index].invars[1]):
+        return None  # of constants only, which any compiler folds
     # A select of another kind is no near miss of this one, so a mismatch is not reported.
     if _pattern().match_equation(scope, index, captures) is not None:
         return None

@@ -365,3 +365,21 @@ def test_a_reader_that_leaves():
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in run.stderr
     assert "BrokenPipe" not in run.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+def test_a_report_that_cannot_be_written_is_no_verdict():
+    command = [sys.executable, "-m", "relower.cli.main", "diff", "base.program", "base.program"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("relower: can't write the report: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e400", "nan", "0", "-1", "abc"])
+def test_a_timeout_nobody_can_wait_for(capfd, seconds):
+    with pytest.raises(SystemExit) as ended:
+        main(["diff", "base.program", "base.program", "--timeout", seconds])
+    assert ended.value.code == 2
+    assert "wanted seconds above 0" in capfd.readouterr().err

@@ -132,3 +132,29 @@ def test_the_example_in_the_documentation(tmp_path):
     ]
     small = page.partition("small = ")[2].partition("\n")[0]
     assert all(key in small for key in ("case", "args", "mesh", "target"))
+
+
+def test_every_operation_of_stablehlo_is_known():
+    import inspect
+
+    from jaxlib.mlir.dialects import stablehlo
+
+    from relower.gates.operations import STABLEHLO
+
+    names = {str(getattr(c, "OPERATION_NAME", "")) for _, c in inspect.getmembers(stablehlo)}
+    named = {n.removeprefix("stablehlo.") for n in names if n.startswith("stablehlo.")}
+    assert named <= STABLEHLO
+    assert len(named) > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("stablehlo.mul", "multiply"), ("stablehlo.allgather", "all_gather"), ("nonsense", None)],
+)
+def test_a_mistyped_operation_is_noticed_also_where_none_is_expected(name, hint):
+    from relower.gates.operations import check_operation
+    from relower.lowering.errors import InputError
+
+    with pytest.raises(InputError, match="no operation is called") as found:
+        check_operation(name, "cell 1 ops")
+    assert hint is None or f"did you mean 'stablehlo.{hint}'" in str(found.value)

@@ -40,7 +40,7 @@ module @jit_step attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 
         %x = stablehlo.maximum %a, %b : tensor<f32>
         stablehlo.return %x : tensor<f32>
     }) : (tensor<8x4xf32>) -> tensor<8x4xf32>
-    %8 = stablehlo.custom_call @thing(%7) {backend_config = "{\\22a\\22: 1, \\22b\\22: 2}",
+    %8 = stablehlo.custom_call @tpu_custom_call(%7) {backend_config = "{\\22a\\22: 1, \\22b\\22: 2}",
       has_side_effect = true} : (tensor<8x4xf32>) -> tensor<8x4xf32>
     %9 = stablehlo.exponential %8 {mhlo.frontend_attributes = {group = "1"}} : tensor<8x4xf32>
     %k = stablehlo.constant dense<0> : tensor<2xui64>

@@ -99,3 +99,32 @@ def test_properties_of_kernel_operations_are_attributes():
     assert ops["arith.addf"].attrs == {"fastmath": "#arith.fastmath<fast>"}
     assert set(ops["tpu.vector_store"].attrs) >= {"operandSegmentSizes", "strides"}
     assert session.unknowns == {}
+
+
+def test_main_is_public_where_it_does_not_say(digests):
+    """Public is MLIR's default; a private main would be dropped at inlined."""
+    text = """
+    func.func @main(%a: tensor<f32>) -> tensor<f32> {{
+      %0 = stablehlo.{op} %a, %a : tensor<f32>
+      return %0 : tensor<f32>
+    }}"""
+    add, multiply = (digests(text.format(op=op)) for op in ("add", "multiply"))
+    assert all(add[level] != multiply[level] for level in add)
+
+
+def test_the_config_of_another_backend_is_compared_as_it_is(digests):
+    """Only of a kernel is it known that names and the order of keys carry no meaning."""
+    text = """
+    func.func public @main(%a: tensor<f32>) -> tensor<f32> {{
+      %0 = stablehlo.custom_call @foo(%a) {{{attrs}}} : (tensor<f32>) -> tensor<f32>
+      return %0 : tensor<f32>
+    }}"""
+    config = r'backend_config = "{{\22a\22: {}}}"'.format
+    pairs = [
+        ('kernel_name = "a"', 'kernel_name = "b"'),
+        (config("1e400"), config("1e500")),
+        (config("0.1"), config("0.10000000000000001")),
+    ]
+    for left, right in pairs:
+        a, b = (digests(text.format(attrs=attrs)) for attrs in (left, right))
+        assert all(a[level] != b[level] for level in a), left

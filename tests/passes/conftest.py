@@ -16,7 +16,7 @@ from relower.compat import bodies, jaxprs, tracing
 from relower.compat.primitives import primitive
 from relower.passes import check
 from relower.passes.base import Contract, Match, Pass, Replacement
-from relower.passes.optimize import rewrite
+from relower.passes.rewrite import rewrite
 
 
 def make_pass(name, root, find, replace, requirements=(), profitable=lambda m: None):

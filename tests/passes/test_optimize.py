@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import relower
 from relower.passes import optimize as optimize_module
-from relower.passes.optimize import rewrite
+from relower.passes.rewrite import MAX_ROUNDS, rewrite
 
 F32 = jnp.float32
 
@@ -640,10 +640,10 @@ class TestTermination:
             "endless", "sin_p", engine.every, engine.whole(lambda x, **k: [-lax.sin(-x)])
         )
         done = engine.run(lambda x: jnp.sin(x), [endless], jnp.ones(3))
-        assert done.report.rounds == optimize_module.MAX_ROUNDS
-        assert done.report.counts() == {"endless": optimize_module.MAX_ROUNDS}
+        assert done.report.rounds == MAX_ROUNDS
+        assert done.report.counts() == {"endless": MAX_ROUNDS}
         assert done.report.notes == (
-            f"stopped after {optimize_module.MAX_ROUNDS} rounds with sites still applying",
+            f"stopped after {MAX_ROUNDS} rounds with sites still applying",
         )
 
     def test_rounds_are_counted_once(self, engine):
@@ -725,3 +725,87 @@ class TestGarbageCollector:
         with pytest.raises(RuntimeError, match="as it may"):
             jax.jit(relower.optimize(f)).trace(jnp.arange(8))
         assert gc.get_threshold() == before
+
+
+class TestReports:
+    def test_a_contradicted_assumption_is_a_note(self):
+        f = lambda x: jnp.argsort(relower.assume_range(jnp.argmax(x, -1), 100, 200))
+        (note,) = relower.explain(f, jnp.ones((64, 16))).notes
+        assert note.startswith("assume_range states [100, 200] at ")
+        assert note.endswith("where [0, 15] is proven; that was used")
+        assert "test_optimize.py:" in note
+
+    def test_an_index_that_is_a_constant_is_no_site(self):
+        f = lambda table, i: table[i]
+        report = relower.explain(f, jnp.ones((64, 16)), jnp.int32(3))
+        assert report.counts() == {}
+        assert [s.pass_name for s in report.declined] == ["nonnegative_index"]
+
+    def test_a_body_called_with_different_facts_counts_once(self):
+        @jax.jit
+        def layer(i, w, ids):
+            return w[i] + jnp.argsort(ids % 4)[0]
+
+        def net(w, ids):
+            return sum(layer(i, w, ids) for i in range(3))
+
+        report = relower.explain(net, jnp.ones(3), jnp.arange(8))
+        assert report.counts() == {"nonnegative_index": 1, "argsort_packed_key": 1}
+        assert [s.calls for s in report.applied] == [3, 3]
+
+    def test_calls_are_counted_through_all_callers(self):
+        @jax.jit
+        def layer(x):
+            return x[jnp.argsort(jnp.argmax(x, -1))]
+
+        report = relower.explain(lambda x: layer(layer(layer(x))), jnp.ones((64, 16)))
+        assert {s.calls for s in report.applied} == {3}
+
+    def test_the_number_of_contexts_of_a_body_is_bounded_and_said(self):
+        @jax.jit
+        def entry(i, t):
+            return t[i] * t[i + 1]
+
+        def f(t):
+            return sum(entry(i, t) for i in range(200))
+
+        report = relower.explain(f, jnp.arange(1000.0))
+        assert any("more than 64 different sets of facts" in note for note in report.notes)
+        assert report.bodies < 200
+        t = jnp.arange(1000.0)
+        assert jax.jit(relower.optimize(f))(t) == jax.jit(f)(t)
+
+
+class TestInterface:
+    def test_as_a_decorator_with_options(self):
+        @relower.optimize(disable=["nonnegative_index"])
+        def f(x):
+            return jnp.argsort(x)
+
+        assert (f(jnp.array([3, 1, 2])) == jnp.array([1, 2, 0])).all()
+
+    def test_what_is_no_function(self):
+        with pytest.raises(TypeError, match="found 3 of type int, wanted a function"):
+            relower.optimize(3)
+
+    def test_a_result_that_is_no_array_is_named(self):
+        f = lambda x: {"loss": x, "tag": "a"}
+        with pytest.raises(TypeError, match=r"returned 'a' of type str at result\['tag'\]"):
+            relower.optimize(f)(jnp.ones(3))
+
+    def test_results_that_are_constants_are_arrays(self):
+        f = lambda x: (3, 2.5, True, np.arange(3), x)
+        for got, want in zip(relower.optimize(f)(jnp.ones(3)), jax.jit(f)(jnp.ones(3))):
+            assert isinstance(got, jax.Array)
+            assert got.dtype == want.dtype
+            assert got.weak_type == want.weak_type
+            assert (got == want).all()
+
+    def test_wrong_arguments_of_assert_applied(self):
+        with pytest.raises(TypeError, match="wanted a tuple of arguments and a dict of counts"):
+            relower.assert_applied(jnp.argsort, jnp.arange(3), {})
+
+    def test_an_optimized_function_has_nothing_left(self):
+        done = relower.optimize(lambda x: jnp.argsort(x))
+        with pytest.raises(AssertionError, match="already optimized"):
+            relower.assert_applied(done, (jnp.arange(3),), {"argsort_unique_pairs": 1})

@@ -1,0 +1,254 @@
+"""Rewrite a closed jaxpr to a fixed point: match, judge, substitute, and report every verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..compat import jaxprs
+from ..compat.jaxprs import Body, Eqn
+from ..compat.source import source_line
+from ..matchers.fact import UNKNOWN
+from ..matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
+from ..matchers.graph import Dataflow, Scope
+from ..matchers.pattern import Mismatch
+from .base import Accepted, Match, Pass, Reason, Site, SiteDeclined, Status
+from .interpreter import Interpreter
+from .report import NotEnteredGroup, Report
+
+MAX_ROUNDS = 16
+"""Rounds of match and substitute before `rewrite` stops and says so."""
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """A rewritten jaxpr and what was done to it."""
+
+    closed: Body
+    report: Report
+
+
+def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimized:
+    """Rewrite a closed jaxpr to a fixed point of the passes.
+
+    Each round matches on the dataflow of every body, substitutes what was accepted, and analyses
+    only bodies that changed.
+    """
+    analysis = Analysis()
+    refused: dict[tuple[Any, ...], Reason] = {}
+    sites: list[Site] = []
+    notes: list[str] = []
+    taken: set[str] = set()
+    visited: tuple[int, int, tuple[NotEnteredGroup, ...]] | None = None
+    rounds = 0
+    while rounds < MAX_ROUNDS:
+        rounds += 1
+        flow = Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)))
+        visited = visited or _visited(flow)
+        accepted, found = _match(flow, passes, refused, taken)
+        interpreter = Interpreter(accepted)
+        while accepted:
+            try:
+                done = interpreter.rewrite(flow.root)
+                break
+            except SiteDeclined as declined:
+                _refuse(declined, accepted, refused)
+                # A pass of less preference may take what this one had to give back.
+                accepted, found = _match(flow, passes, refused, taken)
+                interpreter = interpreter.again(accepted)
+        sites = _merge(sites, found.values())
+        if accepted:
+            closed = done.body
+            for body, scope in interpreter.origins:
+                analysis.rewritten(body, scope.facts)
+        flow.release()
+        if not accepted:
+            break
+    else:
+        notes.append(f"stopped after {MAX_ROUNDS} rounds with sites still applying")
+    if analysis.generalised:
+        notes.append(
+            f"{len(analysis.generalised)} bodies are called with more than {MOST_CONTEXTS} "
+            "different sets of facts; in later calls nothing was taken as known of their inputs"
+        )
+    notes.extend(_contradiction(c) for c in analysis.contradictions)
+    assert visited is not None
+    equations, bodies, coverage = visited
+    report = Report(
+        name=name,
+        passes=tuple(p.name for p in passes),
+        sites=tuple(sorted(_folded(sites), key=_order)),
+        coverage=coverage,
+        equations=equations,
+        bodies=bodies,
+        rounds=rounds,
+        superseded=tuple(sorted(taken)),
+        notes=tuple(notes),
+    )
+    return Optimized(closed, report)
+
+
+_Key = tuple[int, int]
+
+
+def _merge(earlier: Sequence[Site], found: Iterable[Site]) -> list[Site]:
+    """The sites so far: the last verdict on each, and those that applied.
+
+    A site that stays declined is found again in every round, one that applied is not, and one
+    that another rewrite has removed stays as it was declined.
+    """
+    found = list(found)
+    judged = {s.place for s in found}
+    return [s for s in earlier if s.status is Status.APPLIED or s.place not in judged] + found
+
+
+def _folded(sites: Iterable[Site]) -> list[Site]:
+    """One site for an equation that is judged alike in several contexts at one line.
+
+    A body is analysed once for each set of facts about its inputs; how many sets there are is no
+    property of the program that a count should tell.
+    """
+    folded: dict[tuple[Any, ...], Site] = {}
+    for site in sites:
+        codes = tuple(r.code for r in site.reasons)
+        key = (site.pass_name, site.status, site.equation, site.source, codes)
+        known = folded.get(key)
+        folded[key] = site if known is None else replace(known, calls=known.calls + site.calls)
+    return list(folded.values())
+
+
+def _match(
+    flow: Dataflow,
+    passes: Sequence[Pass],
+    refused: Mapping[tuple[Any, ...], Reason],
+    taken: set[str],
+) -> tuple[dict[_Key, Accepted], dict[tuple[_Key, str], Site]]:
+    """Judge every candidate of every live equation; ``taken`` gathers passes that lost a site."""
+    by_root: dict[Any, list[Pass]] = {}
+    for p in passes:
+        for root in p.roots():
+            by_root.setdefault(root, []).append(p)
+    accepted: dict[_Key, Accepted] = {}
+    found: dict[tuple[_Key, str], Site] = {}
+    for scope in flow.scopes:
+        for index in scope.live:
+            for p in by_root.get(scope.eqns[index].primitive, ()):
+                verdict = _judge(p, scope, index, refused)
+                if verdict is None:
+                    continue
+                site, match = verdict
+                key = (id(scope), index)
+                found[key, p.name] = site
+                if match is not None:
+                    accepted[key] = Accepted(match, p.replace(match), p)
+                    taken.update(_rivals(p, by_root[scope.eqns[index].primitive], scope, index))
+                    break
+    return accepted, found
+
+
+def _rivals(p: Pass, rivals: Sequence[Pass], scope: Scope, index: int) -> set[str]:
+    """Passes of less preference that would have had a candidate where ``p`` applied."""
+    later = rivals[rivals.index(p) + 1 :]
+    return {r.name for r in later if isinstance(r.find(scope, index), Match)}
+
+
+def _judge(
+    p: Pass, scope: Scope, index: int, refused: Mapping[tuple[Any, ...], Reason]
+) -> tuple[Site, Match | None] | None:
+    """A pass's verdict on one equation; None where it is no candidate."""
+    symbolic = _symbolic_shape(scope.eqns[index])
+    if symbolic is not None:
+        return replace(_site(p, scope, index), reasons=(symbolic,)), None
+    match = p.find(scope, index)
+    if match is None:
+        return None
+    site = _site(p, scope, index)
+    if isinstance(match, Mismatch):
+        path = " → ".join(match.path)
+        reason = Reason("near-miss", f"the pattern stopped at {path}", match.found, match.wanted)
+        return replace(site, reasons=(reason,)), None
+    reasons = [r for r in (q.check(match) for q in p.requirements) if r is not None]
+    if not reasons:
+        unprofitable = p.profitable(match)
+        reasons = [] if unprofitable is None else [unprofitable]
+    earlier = refused.get(_refusal_key(p, scope, index))
+    if not reasons and earlier is not None:
+        reasons = [earlier]
+    if reasons:
+        return replace(site, reasons=tuple(reasons)), None
+    return replace(site, status=Status.APPLIED), match
+
+
+def _symbolic_shape(eqn: Eqn) -> Reason | None:
+    """Why an equation on arrays of symbolic size, as in `jax.export`, is left alone."""
+    for atom in (*eqn.invars, *eqn.outvars):
+        if not all(type(n) is int for n in getattr(atom.aval, "shape", ())):
+            return Reason("symbolic-shape", "passes reason about sizes that are known",
+                          atom.aval.str_short(short_dtypes=True), "a static shape")  # fmt: skip
+    return None
+
+
+def _site(p: Pass, scope: Scope, index: int) -> Site:
+    eqn = scope.eqns[index]
+    return Site(
+        pass_name=p.name,
+        status=Status.DECLINED,
+        reasons=(),
+        primitive=eqn.primitive.name,
+        shape=eqn.outvars[-1].aval.str_short(short_dtypes=True),
+        source=scope.source_line(eqn),
+        scope=scope.name_stack(eqn),
+        calls=scope.runs,
+        equation=id(eqn),
+    )
+
+
+def _refusal_key(p: Pass, scope: Scope, index: int) -> tuple[Any, ...]:
+    """Identifies a site from one round to the next: equations keep their objects."""
+    return p.name, id(scope.eqns[index])
+
+
+def _refuse(
+    declined: SiteDeclined,
+    accepted: Mapping[_Key, Accepted],
+    refused: dict[tuple[Any, ...], Reason],
+) -> None:
+    """Remember which equations can't be substituted, and why.
+
+    The same equation in other contexts goes with them: what was done to it may be shared.
+    """
+    offered = {_refusal_key(s.rewrite, s.match.scope, s.match.index) for s in accepted.values()}
+    blamed = {
+        _refusal_key(s.rewrite, s.match.scope, s.match.index) for s in declined.blamed
+    } & offered
+    if not blamed:
+        raise declined  # the fault lies with no site of this round: to try again would not end
+    refused.update(dict.fromkeys(blamed, declined.reason))
+
+
+def _contradiction(found: Contradiction) -> str:
+    """An assumed range that can't be true, or stands in code that never runs."""
+    lo, hi = found.eqn.params["lo"], found.eqn.params["hi"]
+    known = f"[{found.known.lo}, {found.known.hi}]"
+    where = source_line(found.eqn) or "unknown line"
+    return f"assume_range states [{lo}, {hi}] at {where}, where {known} is proven; that was used"
+
+
+def _visited(flow: Dataflow) -> tuple[int, int, tuple[NotEnteredGroup, ...]]:
+    """How many live equations in how many bodies there are, and what was not entered."""
+    equations = sum(len(s.live) for s in flow.scopes)
+    return equations, sum(1 for _ in flow.scopes), _coverage(flow)
+
+
+def _coverage(flow: Dataflow) -> tuple[NotEnteredGroup, ...]:
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for scope in flow.scopes:
+        for index, skipped in scope.not_entered:
+            counts[scope.eqns[index].primitive.name, skipped.param, skipped.reason] += 1
+    return tuple(NotEnteredGroup(*key, n) for key, n in sorted(counts.items()))
+
+
+def _order(site: Site) -> tuple[Any, ...]:
+    return (site.status is not Status.APPLIED, site.source or "", site.scope, site.pass_name)
