@@ -124,7 +124,8 @@ def assert_applied(
     Args:
       fn: the function, not yet optimized.
       args: its arguments, or `jax.ShapeDtypeStruct`s.
-      expected: sites by pass; a body that several equations run counts once. Passes not named
+      expected: sites by pass: equations, told apart by the line they are called from, however
+        often they run (`Site.calls`). Passes not named
         may rewrite any number.
       **kwargs: keyword arguments of ``fn``.
 

@@ -53,7 +53,7 @@ class Report:
         return tuple(s for s in self.sites if s.status is Status.DECLINED)
 
     def counts(self) -> dict[str, int]:
-        """Sites rewritten, by pass; a body that several equations run counts once."""
+        """Sites rewritten, by pass: an equation called several times from one line counts once."""
         return dict(Counter(s.pass_name for s in self.applied))
 
     def to_json(self) -> dict[str, Any]:
