@@ -98,7 +98,7 @@ NOTHING = Carried()
 
 def carried(eqn: Eqn) -> Carried:
     """The bodies of ``eqn``, entered or listed with the reason why not."""
-    if eqn.primitive in _leaves():
+    if eqn.primitive in leaves():
         return NOTHING
     handler = _handler(eqn.primitive)
     if handler is not None:
@@ -126,7 +126,8 @@ transpose_p xor_p
 
 
 @functools.cache
-def _leaves() -> frozenset[Any]:
+def leaves() -> frozenset[Any]:
+    """Primitives that never carry a body, the commonest of them."""
     from jax._src import ad_util
     from jax.extend.core import primitives
 

@@ -151,10 +151,10 @@ def _stage(current: Any, closed: Body, args: Sequence[Any]) -> list[Any]:
         for var, value in zip(jaxpr.invars, args, strict=True)
     )
 
-    def read(atom: Atom) -> Any:
-        if type(atom) is jaxprs.LITERAL:
-            return pe.DynamicJaxprTracer(current, atom.aval, atom, here)
-        return env[atom]
+    literal, tracer = jaxprs.LITERAL, pe.DynamicJaxprTracer
+
+    def read(atoms: Sequence[Atom]) -> list[Any]:
+        return [tracer(current, a.aval, a, here) if type(a) is literal else env[a] for a in atoms]
 
     outside = here.name_stack
     prefixed = bool(outside.stack)
@@ -168,7 +168,7 @@ def _stage(current: Any, closed: Body, args: Sequence[Any]) -> list[Any]:
         if prefixed:
             where = where.replace(name_stack=outside + where.name_stack)
         results = current.emit_eqn(
-            [read(a) for a in eqn.invars],
+            read(eqn.invars),
             [v.aval for v in eqn.outvars],
             eqn.primitive,
             eqn.params,
@@ -177,7 +177,7 @@ def _stage(current: Any, closed: Body, args: Sequence[Any]) -> list[Any]:
             eqn.ctx,
         )
         env.update(zip(eqn.outvars, results, strict=True))
-    return [read(a) for a in jaxpr.outvars]
+    return read(jaxpr.outvars)
 
 
 def trace_context() -> Any:

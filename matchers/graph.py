@@ -267,16 +267,20 @@ class Dataflow:
             a for a, d in zip(jaxpr.outvars, demanded, strict=True) if d and type(a) is not literal
         }
         live: list[int] = []
-        definitions, eqns = scope._definitions, jaxpr.eqns
+        definitions, eqns, leaves = scope._definitions, jaxpr.eqns, compat_bodies.leaves()
         for index in range(len(eqns) - 1, -1, -1):
             eqn = eqns[index]
-            for result, var in enumerate(eqn.outvars):
-                definitions[var] = (index, result)
-            if read.isdisjoint(eqn.outvars) and not eqn.effects:
+            outvars = eqn.outvars
+            if len(outvars) == 1:
+                definitions[outvars[0]] = (index, 0)
+            else:
+                definitions.update((var, (index, result)) for result, var in enumerate(outvars))
+            if read.isdisjoint(outvars) and not eqn.effects:
                 continue
             live.append(index)
             read.update([a for a in eqn.invars if type(a) is not literal])
-            self._enter_bodies(scope, index, eqn, read)
+            if eqn.primitive not in leaves:
+                self._enter_bodies(scope, index, eqn, read)
         scope.live = live[::-1]
         self._scopes[key] = scope
         return scope

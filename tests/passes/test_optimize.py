@@ -712,9 +712,20 @@ class TestGarbageCollector:
             return jnp.argsort(x)
 
         jax.jit(relower.optimize(f)).trace(jnp.arange(8))
-        assert seen[0][:2] == before[:2]
+        assert seen[0][0] == 10_000
+        assert seen[0][1] == before[1]
         assert seen[0][2] > before[2]
         assert gc.get_threshold() == before
+
+    def test_a_collector_that_is_off_stays_off(self):
+        before = gc.get_threshold()
+        seen = []
+        gc.set_threshold(0)
+        try:
+            jax.jit(relower.optimize(lambda x: seen.append(gc.get_threshold()) or x)).trace(1)
+        finally:
+            gc.set_threshold(*before)
+        assert seen[0][0] == 0
 
     def test_also_where_the_function_fails(self):
         before = gc.get_threshold()
