@@ -12,9 +12,19 @@ from .base import Contract, Pass
 @functools.cache
 def all_passes() -> tuple[Pass, ...]:
     """Every pass, in order of preference."""
-    from . import argsort_packed_key, argsort_unique_pairs, nonnegative_index
+    from . import (
+        argsort_packed_key,
+        argsort_unique_pairs,
+        inverse_permutation,
+        nonnegative_index,
+    )
 
-    return (argsort_packed_key.PASS, argsort_unique_pairs.PASS, nonnegative_index.PASS)
+    return (
+        argsort_packed_key.PASS,
+        inverse_permutation.PASS,
+        argsort_unique_pairs.PASS,
+        nonnegative_index.PASS,
+    )
 
 
 def by_name(name: str) -> Pass:
