@@ -78,7 +78,9 @@ def _replace(match: Match) -> Replacement:
             *(operands[i] for i in kept), dimension=axis, is_stable=False, num_keys=1
         )
         done = dict(zip(kept, results, strict=True))
-        done.update({i: done[argsort.order].astype(operands[i].dtype) for i in repeats})
+        if argsort.order is not None:
+            positions = done[argsort.order]
+            done.update({i: positions.astype(operands[i].dtype) for i in repeats})
         if whole:
             keys = lax.broadcasted_iota(aval.dtype, aval.shape, axis)
             done[0] = weak(keys) if aval.weak_type else keys
