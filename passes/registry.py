@@ -16,12 +16,14 @@ def all_passes() -> tuple[Pass, ...]:
         affine_gather,
         argsort_packed_key,
         argsort_unique_pairs,
+        inverse_permutation,
         nonnegative_index,
         permutation_scatter,
     )
 
     return (
         argsort_packed_key.PASS,
+        inverse_permutation.PASS,
         argsort_unique_pairs.PASS,
         nonnegative_index.PASS,
         affine_gather.PASS,
