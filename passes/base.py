@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from ..compat.jaxprs import Atom, Eqn, Var
-from ..matchers.graph import Scope
+from ..matchers.graph import Scope, Value
 from ..matchers.pattern import Mismatch
 
 
@@ -80,6 +80,9 @@ class Replacement:
     """Takes and returns arrays; None where the results are the operands as they are."""
     key: Hashable
     """Everything besides the operands that ``fn`` depends on."""
+    wants: Value | None = None
+    """A value of another body that has to be brought here first; the site is then matched anew, so
+    that the rest of this replacement is never used."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,41 @@ class Pass:
     before: Callable[..., Any]
     after: Callable[..., Any]
     examples: Callable[[], tuple[Example, ...]]
+    alternatives: Callable[[Match], Mapping[str, Replacement | Reason]] | None = None
+    """Every way to replace a site, by name: what to put in place, or why that way isn't open there.
+
+    All of them keep the contract; ``replace`` is the one that the pass thinks best. None of a pass
+    that knows one way only. Whoever measures costs takes the names from here, and compiles
+    ``choosing(name)`` for each.
+    """
+
+    def choosing(self, name: str) -> Pass:
+        """This pass with one of its alternatives everywhere; where that isn't open, it declines.
+
+        Raises:
+          ValueError: the pass knows one way only.
+        """
+        alternatives = self.alternatives
+        if alternatives is None:
+            raise ValueError(f"{self.name} has no alternatives, found {name!r}; wanted none")
+
+        def closed(match: Match) -> Reason | None:
+            if any(q.check(match) is not None for q in self.requirements):
+                return None  # said already
+            ways = alternatives(match)
+            way = ways.get(name)
+            if way is None:
+                return Reason("no-such-way", f"there is no way called {name!r} here",
+                              ", ".join(ways) or "none", name)  # fmt: skip
+            return way if isinstance(way, Reason) else None
+
+        def chosen(match: Match) -> Replacement:
+            way = alternatives(match)[name]
+            assert isinstance(way, Replacement)
+            return way
+
+        asked = Requirement("no-such-way", f"The way {name!r}, asked for, is open.", closed)
+        return replace(self, requirements=(*self.requirements, asked), replace=chosen)
 
 
 class Status(Enum):

@@ -33,6 +33,7 @@ def optimize(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
+    choose: Mapping[str, str] | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -43,6 +44,7 @@ def optimize(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
+    choose: Mapping[str, str] | None = None,
 ) -> F: ...
 
 
@@ -52,6 +54,7 @@ def optimize(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
+    choose: Mapping[str, str] | None = None,
 ) -> F | Callable[[F], F]:
     """A function that computes what ``fn`` computes, by better ops where a pass applies.
 
@@ -71,16 +74,21 @@ def optimize(
       contract: the loosest contract to allow, ``"bitwise"``, ``"value"`` or ``"rounding"``; only
         looked at where ``passes`` is None.
       disable: names of passes not to run.
+      choose: for passes that know several ways, which one to use, as in
+        ``{"inverse_permutation": "counting"}``; sites where it isn't open are declined. By default
+        each pass takes the way that it thinks best.
 
     Raises:
-      ValueError: an unknown pass or contract.
+      ValueError: an unknown pass or contract, or a choice for a pass that knows one way only.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
     if fn is None:
-        return lambda fn: optimize(fn, passes=passes, contract=contract, disable=disable)
+        return lambda fn: optimize(
+            fn, passes=passes, contract=contract, disable=disable, choose=choose
+        )
     if not callable(fn):
         raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
-    chosen = registry.select(passes, _contract(contract), disable)
+    chosen = registry.select(passes, _contract(contract), disable, choose)
     named = passes is not None
     if tracing.is_jitted(fn):
         wrap = functools.partial(_wrap, passes=chosen, named=named, jitted=True)
@@ -94,6 +102,7 @@ def explain(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
+    choose: Mapping[str, str] | None = None,
     **kwargs: Any,
 ) -> Report:
     """What `optimize` would do to ``fn(*args, **kwargs)``: every site, applied or declined.
@@ -104,9 +113,10 @@ def explain(
       passes: as for `optimize`, but a pass that applies nowhere is reported, not raised.
       contract: as for `optimize`.
       disable: as for `optimize`.
+      choose: as for `optimize`.
       **kwargs: keyword arguments of ``fn``.
     """
-    chosen = registry.select(passes, _contract(contract), disable)
+    chosen = registry.select(passes, _contract(contract), disable, choose)
     if tracing.is_jitted(fn):
         closed = tracing.trace_jitted(fn, args, kwargs)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .base import Contract, Pass
 
@@ -46,13 +46,41 @@ def by_name(name: str) -> Pass:
 
 
 def select(
-    passes: Iterable[str] | None, contract: Contract, disable: Iterable[str]
+    passes: Iterable[str] | None,
+    contract: Contract,
+    disable: Iterable[str],
+    choose: Mapping[str, str] | None = None,
 ) -> tuple[Pass, ...]:
-    """The passes to run: those named, or all that the contract admits, without those disabled."""
+    """The passes to run: those named, or all that the contract admits, without those disabled.
+
+    Args:
+      passes: names, or None.
+      contract: the loosest that is admitted, where ``passes`` is None.
+      disable: names of passes not to run.
+      choose: for some passes, the name of the alternative to use.
+
+    Raises:
+      ValueError: an unknown pass, or a choice for one that has no alternatives.
+    """
     off = {by_name(n).name for n in disable}
+    ways = _ways(choose)
     if passes is None:
-        return tuple(p for p in all_passes() if contract.admits(p.contract) and p.name not in off)
-    if isinstance(passes, str):
+        named = {p.name for p in all_passes() if contract.admits(p.contract)}
+    elif isinstance(passes, str):
         raise TypeError(f"passes is the string {passes!r}; wanted a sequence, as in [{passes!r}]")
-    named = {by_name(n).name for n in passes}
-    return tuple(p for p in all_passes() if p.name in named and p.name not in off)
+    else:
+        named = {by_name(n).name for n in passes}
+    chosen = (p for p in all_passes() if p.name in named and p.name not in off)
+    return tuple(p.choosing(ways[p.name]) if p.name in ways else p for p in chosen)
+
+
+def _ways(choose: Mapping[str, str] | None) -> dict[str, str]:
+    if choose is not None and not isinstance(choose, Mapping):
+        raise TypeError(
+            f"choose is {choose!r}; wanted alternatives by pass, as in "
+            "{'inverse_permutation': 'counting'}"
+        )
+    ways = {by_name(name).name: way for name, way in (choose or {}).items()}
+    for name, way in ways.items():
+        by_name(name).choosing(way)  # raises where there is nothing to choose from
+    return ways

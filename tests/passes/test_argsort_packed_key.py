@@ -381,6 +381,7 @@ def test_what_this_pass_gives_back_goes_to_the_next():
     fn = jax.shard_map(part, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
     report = explain(fn, jnp.arange(32))
     assert report.counts() == {"argsort_unique_pairs": 1}
-    assert [(s.pass_name, s.reasons[0].code) for s in report.declined] == [(NAME, "vma-change")]
+    codes = [s.reasons[0].code for s in report.declined if s.pass_name == NAME]
+    assert codes == ["vma-change"]
     assert_equal = np.testing.assert_array_equal
     assert_equal(jax.jit(optimize(fn))(jnp.arange(32)), jax.jit(fn)(jnp.arange(32)))
