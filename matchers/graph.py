@@ -151,6 +151,37 @@ class Scope:
         found = value.scope._definitions.get(value.atom)
         return None if found is None else Producer(value.scope, *found)
 
+    @property
+    def caller(self) -> Caller | None:
+        """The call that runs the body; None at the outermost, and where it could be several."""
+        if self._call is None and len(self.callers) != 1:
+            return None
+        return self._call or self.callers[0]
+
+    def position(self, var: Var) -> int | None:
+        """Which of the body's inputs a variable is, as counted by `compat.jaxprs.invars`."""
+        if self._inputs is None:
+            self._inputs = {v: i for i, v in enumerate(jaxprs.invars(self.body))}
+        return self._inputs.get(var)
+
+    def inside(self, index: int) -> tuple[Scope, Entered] | None:
+        """The one body that an equation carries, as run from here."""
+        child = self.children.get(index)
+        if child is None or len(child) != 1:
+            return None
+        ((key, scope),) = child.items()
+        entered = self._entered[index, key]
+        return scope._entered_by(Caller(self, index, entered)), entered
+
+    def route(self) -> tuple[Caller, ...] | None:
+        """The calls by which the body is run, from the outermost; None where they are several."""
+        steps: list[Caller] = []
+        scope = self
+        while (caller := scope.caller) is not None:
+            steps.append(caller)
+            scope = caller.scope
+        return None if scope.callers else tuple(reversed(steps))
+
     def path(self) -> tuple[Caller, ...]:
         """The first caller of each scope from the outermost inwards."""
         steps: list[Caller] = []
@@ -217,13 +248,8 @@ class Scope:
         return view
 
     def _outward(self, var: Var) -> tuple[Scope, Atom] | None:
-        if self._call is None and len(self.callers) != 1:
-            return None
-        caller = self._call or self.callers[0]
-        if self._inputs is None:
-            self._inputs = {v: i for i, v in enumerate(jaxprs.invars(self.body))}
-        position = self._inputs.get(var)
-        if position is None:
+        caller, position = self.caller, self.position(var)
+        if caller is None or position is None:
             return None
         port = caller.entered.inputs[position]
         if port.flow is not Flow.SAME or port.outer is None:

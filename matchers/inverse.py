@@ -1,4 +1,4 @@
-"""Find the inverse of a permutation among the values that a body already has."""
+"""Find the inverse of a permutation among the values that a program already has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..compat.jaxprs import Atom, Var
 from .argsort import sort_primitive
 from .fact import limits
 from .graph import Scope, Value
-from .wrapped_index import plain_value
+from .origin import Origin, enclosing, origin
 
 
 def find_inverse(scope: Scope, atom: Atom, before: int) -> Var | None:
@@ -24,19 +24,38 @@ def find_inverse(scope: Scope, atom: Atom, before: int) -> Var | None:
       atom: indices of shape ``[n]`` or ``[n, 1]``, known to be a permutation.
       before: the index of the equation that wants the inverse.
     """
-    permutation = plain_value(scope, atom)
+    return _find(scope, origin(scope, atom), atom.aval.shape[0], before)
+
+
+def find_inverse_elsewhere(scope: Scope, atom: Atom) -> Value | None:
+    """The inverse of a permutation that came out of another loop, where it was at hand.
+
+    A forward scan's order, say, in the backward scan: the forward's body has the inverse, which
+    `passes.thread` can bring.
+    """
+    made = origin(scope, atom)
+    if not made.crossed:
+        return None
+    for source in enclosing(made.value.scope):
+        var = _find(source, Origin(made.value), atom.aval.shape[0], len(source.eqns))
+        if var is not None:
+            return Value(source, var)
+    return None
+
+
+def _find(scope: Scope, permutation: Origin, n: int, before: int) -> Var | None:
     key = argsorted_key(permutation)
-    for var in _index_variables(scope, atom.aval.shape[0], before):
-        candidate = plain_value(scope, var)
-        if key is not None and candidate == key and _is_permutation(key):
-            return var
-        if argsorted_key(candidate) == permutation:
+    inverse = key if key is not None and _is_permutation(key.value) else None
+    for var in _index_variables(scope, n, before):
+        candidate = origin(scope, var)
+        if candidate == inverse or argsorted_key(candidate) == permutation:
             return var
     return None
 
 
-def argsorted_key(value: Value) -> Value | None:
+def argsorted_key(made: Origin) -> Origin | None:
     """What a value is the argsort of: the key of the sort that carried the positions to it."""
+    value = made.value
     producer = None if jaxprs.is_literal(value.atom) else value.scope.producer(value.atom)
     if producer is None or producer.eqn.primitive is not sort_primitive():
         return None
@@ -45,7 +64,8 @@ def argsorted_key(value: Value) -> Value | None:
     shape = positions.aval.shape
     if producer.result == 0 or len(shape) != 1 or not inner.fact(positions).is_iota(0, shape):
         return None
-    return plain_value(inner, eqn.invars[0])
+    key = origin(inner, eqn.invars[0])
+    return Origin(key.value, made.crossed + key.crossed)
 
 
 def _is_permutation(value: Value) -> bool:
@@ -53,10 +73,18 @@ def _is_permutation(value: Value) -> bool:
 
 
 def _index_variables(scope: Scope, n: int, before: int) -> Iterator[Var]:
-    """Integer vectors of length ``n`` that are in scope and read, in order."""
-    made = (v for i in scope.live if i < before for v in scope.eqns[i].outvars)
-    for var in (*jaxprs.constvars(scope.body), *jaxprs.opened(scope.body).invars, *made):
-        aval = var.aval
-        if getattr(aval, "shape", None) in ((n,), (n, 1)) and limits(aval.dtype) is not None:
-            if scope.readers(var):
-                yield var
+    """Integer vectors of length ``n`` that are in scope and there anyway, in order.
+
+    What enters a body from outside is there whether the body reads it or not.
+    """
+    for var in (*jaxprs.constvars(scope.body), *jaxprs.opened(scope.body).invars):
+        if _is_index(var, n):
+            yield var
+    for i in scope.live:
+        if i < before:
+            yield from (v for v in scope.eqns[i].outvars if _is_index(v, n) and scope.readers(v))
+
+
+def _is_index(var: Var, n: int) -> bool:
+    aval = var.aval
+    return getattr(aval, "shape", None) in ((n,), (n, 1)) and limits(aval.dtype) is not None

@@ -15,6 +15,7 @@ from ..matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
 from ..matchers.graph import Dataflow, Scope
 from ..matchers.pattern import Mismatch
 from .base import Accepted, Match, Pass, Reason, Site, SiteDeclined, Status
+from .bring import Brought, bring
 from .interpreter import Interpreter
 from .report import NotEnteredGroup, Report
 
@@ -42,6 +43,7 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     notes: list[str] = []
     taken: set[str] = set()
     visited: tuple[int, int, tuple[NotEnteredGroup, ...]] | None = None
+    brought: Brought = {}
     rounds = 0
     while rounds < MAX_ROUNDS:
         rounds += 1
@@ -49,8 +51,13 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
         visited = visited or _visited(flow)
         accepted, found = _match(flow, passes, refused, taken)
         interpreter = Interpreter(accepted)
+        moved: Body | None = None
         while accepted:
+            wanting = next((s for s in accepted.values() if s.replacement.wants), None)
             try:
+                if wanting is not None:
+                    moved = bring(closed, wanting, brought)
+                    break
                 done = interpreter.rewrite(flow.root)
                 break
             except SiteDeclined as declined:
@@ -58,6 +65,12 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
                 # A pass of less preference may take what this one had to give back.
                 accepted, found = _match(flow, passes, refused, taken)
                 interpreter = interpreter.again(accepted)
+        if moved is not None:
+            # Everything is judged anew with the value where it is wanted: no round of its own.
+            closed = moved
+            rounds -= 1
+            flow.release()
+            continue
         sites = _merge(sites, found.values())
         if accepted:
             closed = done.body

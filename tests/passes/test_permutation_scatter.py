@@ -33,13 +33,14 @@ def assert_numbers(got, want, what=""):
         assert same, f"{what}: differs as numbers"
 
 
-def equal(fn, *args, passes=(NAME,), applied=None, eager=False):
+def equal(fn, *args, passes=(NAME,), applied=None, eager=False, way=None):
     """``optimize(fn)`` gives the numbers of ``fn``; the report."""
     passes = passes and list(passes)
-    report = explain(fn, *args, passes=passes, contract="value")
+    choose = way and {NAME: way}
+    report = explain(fn, *args, passes=passes, contract="value", choose=choose)
     if applied is not None:
         assert report.counts() == applied, str(report)
-    optimized = optimize(fn, passes=passes, contract="value")
+    optimized = optimize(fn, passes=passes, contract="value", choose=choose)
     try:
         got = jax.jit(optimized)(*args)
     except PassNotApplicable:
@@ -156,7 +157,8 @@ def test_layers_that_share_their_argsorts(eqns_of):
         o1, (o2, i2) = jnp.argsort(k1), orders(k2)
         return g[i2], o2, jnp.zeros_like(g).at[o1].add(g)
 
-    equal(crossed, KEYS, KEYS[::-1].copy(), ROWS, applied={})
+    equal(crossed, KEYS, KEYS[::-1].copy(), ROWS, applied={}, way="at_hand")
+    equal(crossed, KEYS, KEYS[::-1].copy(), ROWS, applied=ONE)  # by one that is made
 
 
 def test_ways_to_the_inverse():
@@ -309,7 +311,7 @@ LIST = "its argsort, or what it is the argsort of, before it in its body"
 
 def test_declines_a_permutation_without_its_inverse(why):
     fn = lambda keys, g: jnp.zeros_like(g).at[jnp.argsort(keys)].add(g)
-    assert why(equal(fn, KEYS, ROWS, applied={}), NAME) == [
+    assert why(equal(fn, KEYS, ROWS, applied={}, way="at_hand"), NAME) == [
         ["no-inverse: the inverse of the permutation is not at hand "
          f"(found a result of sort of type int32[12] without it; wanted {LIST})"]
     ]  # fmt: skip
@@ -326,7 +328,7 @@ def test_declines_an_inverse_that_comes_later_or_that_nobody_reads(why):
         return jnp.zeros_like(g).at[order].add(g)
 
     for fn in (later, unread):
-        (found,) = why(equal(fn, KEYS, ROWS, applied={}), NAME)
+        (found,) = why(equal(fn, KEYS, ROWS, applied={}, way="at_hand"), NAME)
         assert [r.split(":")[0] for r in found] == ["no-inverse"]
 
 
@@ -337,7 +339,7 @@ def test_declines_the_inverse_of_another_permutation():
         down = jnp.argsort(order, descending=True)
         return g[other], g[down], jnp.zeros_like(g).at[order].add(g)
 
-    report = equal(fn, KEYS, ROWS, applied={})
+    report = equal(fn, KEYS, ROWS, applied={}, way="at_hand")
     assert {r.code for s in report.declined for r in s.reasons} == {"no-inverse"}
 
 
@@ -349,7 +351,7 @@ def test_declines_a_key_that_is_no_permutation():
         order = jnp.argsort(keys)
         return g[keys], jnp.zeros_like(g).at[order].add(g)
 
-    report = equal(fn, KEYS, ROWS, applied={})
+    report = equal(fn, KEYS, ROWS, applied={}, way="at_hand")
     assert {r.code for s in report.declined for r in s.reasons} == {"no-inverse"}
 
 
