@@ -224,6 +224,12 @@ def splice(
     return eqns, outs
 
 
+def rebind(eqn: Eqn, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation's primitive, with its params, on other operands."""
+    results = eqn.primitive.bind(*operands, **eqn.params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
 def _wide_types(site: Eqn) -> contextlib.AbstractContextManager[Any]:
     """64-bit types where the site has them, as within a local ``jax.enable_x64()``.
 

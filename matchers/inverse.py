@@ -68,6 +68,25 @@ def argsorted_key(made: Origin) -> Origin | None:
     return Origin(key.value, made.crossed + key.crossed)
 
 
+def stable_order_key(made: Origin) -> Origin | None:
+    """The integers ``[n]`` that a value is the stable ascending argsort of."""
+    key = argsorted_key(made)
+    if key is None or limits(key.value.atom.aval.dtype) in (None, (0, 1)):
+        return None
+    producer = made.value.scope.producer(made.value.atom)
+    assert producer is not None
+    eqn, inner = producer.eqn, producer.scope
+    keys = eqn.params["num_keys"]
+    if keys == 1:
+        return key if eqn.params["is_stable"] else None
+    return key if inner.fact(eqn.invars[1]).is_iota(0, eqn.invars[1].aval.shape) else None
+
+
+def came_by_loop(scope: Scope, atom: Atom) -> bool:
+    """Whether an index was made in another body's loop."""
+    return bool(origin(scope, atom).crossed)
+
+
 def _is_permutation(value: Value) -> bool:
     return value.scope.fact(value.atom).permutation == 0
 

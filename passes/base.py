@@ -148,7 +148,12 @@ class Pass:
             return way
 
         asked = Requirement("no-such-way", f"The way {name!r}, asked for, is open.", closed)
-        return replace(self, requirements=(*self.requirements, asked), replace=chosen)
+        return replace(
+            self,
+            requirements=(*self.requirements, asked),
+            profitable=lambda match: None,
+            replace=chosen,
+        )
 
 
 class Status(Enum):

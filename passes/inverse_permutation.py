@@ -1,94 +1,151 @@
-"""inverse_permutation: an argsort of a permutation need not be stable, nor compare positions.
+"""inverse_permutation: an argsort of a permutation is not computed by a stable sort.
 
 before:  ``sort((p, iota, …), num_keys=1, is_stable=True)`` with ``p`` a permutation of 0 … n-1
-after:   ``sort((p, iota, …), num_keys=1, is_stable=False)``; the sorted keys are an iota
+after:   ``sort((p, iota, …), num_keys=1, is_stable=False)``, or what is better; the sorted keys are
+         an iota
 
 A permutation leaves no ties, so there is nothing for a stable sort or for further keys to decide.
 It helps because the TPU compiler makes a sort stable by carrying an iota of its own beside the
-operands: 106,054 → 81,987 estimated TPU7x cycles for 81,920 positions (libtpu 0.0.52). It costs
-nothing. The compiler can't do it: it doesn't know that the keys differ.
+operands. The compiler can't do it: it doesn't know that the keys differ. The ways, with estimated
+TPU7x cycles for 81,920 positions, 106,054 before (libtpu 0.0.52):
 
-Where two positions fit one word and the sort carries nothing else, argsort_packed_key is better
-still and takes the site first. Not tried here are ways without any sort: ranks counted from the
-bounded keys that the permutation was made of (202,479 cycles for all of 512 experts, but one
-device's part of them may be worth it), and a scatter of an iota (568,598).
+- ``at_hand``: what the permutation is itself the argsort of; nothing.
+- ``threaded``: the same, brought from the body of another scan, as a forward's for its backward.
+- ``packed``: one word for permutation and slot where 32 bits hold two positions; 20,952.
+- ``pairs``: the unstable sort; 81,987.
+- ``counting``: ranks counted from the integers that ``p`` is the stable order of; 202,479 for 512
+  different ones, and about in proportion for fewer.
+- ``scatter``: each position written where ``p`` says; 568,598.
+- ``window``: where all that read the inverse select it by a mask that holds only for keys in a
+  window, as one shard's experts: counted in the window, −1 elsewhere.
+
+The first of these that is open is taken, but for counting and the scatter, which have to be asked
+for (``choose={"inverse_permutation": "counting"}``), and a window is counted where its width times
+n makes that cheaper than the sort.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..compat.weak_types import weak
+from ..compat.primitives import primitive
 from ..matchers.argsort import Argsort, find_argsort, sort_primitive
-from ..matchers.fact import Fact
 from ..matchers.graph import Scope
+from ..matchers.inverse import came_by_loop, find_inverse, find_inverse_elsewhere
+from ..matchers.inverse_site import inverse_call, masked_inverse, sorted_keys
 from ..matchers.pattern import Mismatch
+from . import inverse_permutation_ways as ways
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+
+_PREFERRED = ("at_hand", "threaded", "packed", "pairs", "window")
+_COUNTED, _PACKED, _PAIRS = 202_479 / (81_920 * 512), 20_952 / 81_920, 81_987 / 81_920
+"""Estimated TPU7x cycles: per slot and value counted, and per slot sorted."""
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
+    if scope.eqns[index].primitive is sort_primitive():
+        return _find_sort(scope, index)
+    permutation = inverse_call(scope, index)
+    if permutation is not None:
+        key = sorted_keys(scope, permutation)
+        match = Match(scope, index, {"permutation": permutation, "key": key})
+        # Otherwise the sort inside the call is the site.
+        return match if any(isinstance(w, Replacement) for w in _ways(match).values()) else None
+    masked = masked_inverse(scope, index)
+    if masked is None:
+        return None
+    return Match(scope, index, {"operand": masked.operand, "key": masked.key, "lo": masked.lo,
+                                "width": masked.width, "unmasked": masked.unmasked})  # fmt: skip
+
+
+def _find_sort(scope: Scope, index: int) -> Match | Mismatch | None:
     found = find_argsort(scope, index)
     if found is None or isinstance(found, Mismatch):
         return found
-    # An unstable sort by one key is what this pass makes.
-    candidate = found.stable or found.num_keys > 1
-    return Match(scope, index, {"argsort": found}) if candidate else None
+    known = _is_permutation(scope, found)
+    key = sorted_keys(scope, found.key) if known and found.key.aval.ndim == 1 else None
+    match = Match(scope, index, {"argsort": found, "permutation": found.key, "key": key})
+    if found.stable or found.num_keys > 1:
+        return match
+    # What this pass makes is a site only where there is something better.
+    better = known and any(isinstance(w, Replacement) and name in _PREFERRED
+                           for name, w in _ways(match).items())  # fmt: skip
+    return match if better else None
 
 
-def _argsort(match: Match) -> Argsort:
-    return match.captures["argsort"]  # type: ignore[no-any-return]
+def _is_permutation(scope: Scope, argsort: Argsort) -> bool:
+    return scope.fact(argsort.key).permutation == argsort.axis
 
 
 def _permutation(match: Match) -> Reason | None:
-    argsort = _argsort(match)
-    if match.scope.fact(argsort.key).permutation == argsort.axis:
+    argsort: Argsort | None = match.captures.get("argsort")
+    if argsort is None or _is_permutation(match.scope, argsort):
         return None
-    found = _described(match.scope.fact(argsort.key), argsort.key.aval)
+    fact, shape = match.scope.fact(argsort.key), argsort.key.aval.str_short(short_dtypes=True)
+    if fact.permutation is not None:
+        found = f"{shape}, a permutation along axis {fact.permutation}"
+    elif fact.lo is None and fact.hi is None:
+        found = f"{shape} of unknown range"
+    else:
+        lo, hi = ("unknown" if bound is None else bound for bound in (fact.lo, fact.hi))
+        found = f"{shape} with lo={lo}, hi={hi}"
     wanted = f"a permutation of 0 … {argsort.length - 1} along axis {argsort.axis}"
     return Reason("not-a-permutation", "the key is not known to be a permutation", found, wanted)
 
 
-def _described(fact: Fact, aval: Any) -> str:
-    shape = aval.str_short(short_dtypes=True)
-    if fact.permutation is not None:
-        return f"{shape}, a permutation along axis {fact.permutation}"
-    if fact.lo is None and fact.hi is None:
-        return f"{shape} of unknown range"
-    lo, hi = ("unknown" if bound is None else bound for bound in (fact.lo, fact.hi))
-    return f"{shape} with lo={lo}, hi={hi}"
+def _masked_everywhere(match: Match) -> Reason | None:
+    unmasked = match.captures.get("unmasked")
+    if unmasked is None:
+        return None
+    return Reason("read-unmasked", "the inverse is also read outside the window of keys",
+                  unmasked, "selects by a mask of that window only")  # fmt: skip
+
+
+def _ways(match: Match) -> Mapping[str, ways.Way]:
+    if "operand" in match.captures:
+        return {"window": ways.window(match)}
+    scope, permutation, found = match.scope, match.captures["permutation"], {}
+    here = there = None
+    if permutation.aval.ndim == 1:
+        here = find_inverse(scope, permutation, match.index)
+        there = find_inverse_elsewhere(scope, permutation) if here is None else None
+    found["at_hand"] = ways.at_hand(match, here)
+    by_loop = here is not None and came_by_loop(scope, here)
+    found["threaded"] = ways.at_hand(match, here if by_loop else None, there)
+    if "argsort" in match.captures:
+        found |= {name: getattr(ways, name)(match) for name in ("packed", "pairs", "scatter")}
+    return found | {"counting": ways.counting(match)}
+
+
+def _best(match: Match) -> Replacement | None:
+    found = _ways(match)
+    open_ways = (found[name] for name in _PREFERRED if name in found)
+    return next((way for way in open_ways if isinstance(way, Replacement)), None)
 
 
 def _replace(match: Match) -> Replacement:
-    argsort = _argsort(match)
-    eqn, axis, repeats = argsort.eqn, argsort.axis, argsort.repeats
-    aval = eqn.outvars[0].aval
-    # An iota is made whole on every device: where the keys are split over some, they stay.
-    whole = not any(spec is not None for spec in aval.sharding.spec)
+    best = _best(match)
+    assert best is not None
+    return best
 
-    def by_key(*operands: Any) -> Sequence[Any]:
-        kept = [i for i in range(len(operands)) if i not in repeats]
-        # Bound as it is, as in argsort_unique_pairs: `lax.sort` would cast all operands to vary
-        # over the same mesh axes.
-        results = sort_primitive().bind(
-            *(operands[i] for i in kept), dimension=axis, is_stable=False, num_keys=1
-        )
-        done = dict(zip(kept, results, strict=True))
-        if argsort.order is not None:
-            positions = done[argsort.order]
-            done.update({i: positions.astype(operands[i].dtype) for i in repeats})
-        if whole:
-            keys = lax.broadcasted_iota(aval.dtype, aval.shape, axis)
-            done[0] = weak(keys) if aval.weak_type else keys
-        return [done[i] for i in range(len(operands))]
 
-    return Replacement(
-        tuple(eqn.invars), tuple(eqn.outvars), by_key, (axis, argsort.order, repeats, whole)
-    )
+def _profitable(match: Match) -> Reason | None:
+    if "operand" in match.captures:
+        (n,) = match.captures["key"].aval.shape
+        sort = _PACKED if 2 * max(n - 1, 0).bit_length() <= 32 else _PAIRS
+        counted, sort = round(n * match.captures["width"] * _COUNTED), round(n * sort)
+        if counted <= sort:
+            return None
+        return Reason("costs-more", "to count in the window costs more than to sort",
+                      f"{counted:,} estimated cycles", f"at most {sort:,}")  # fmt: skip
+    if _best(match) is not None:
+        return None
+    return Reason("costs-more", "only counting or a scatter is open, which cost more than sorting",
+                  "no better way", "another, or one to be asked for by name")  # fmt: skip
 
 
 def before(scores: jax.Array) -> jax.Array:
@@ -105,9 +162,10 @@ def after(scores: jax.Array) -> jax.Array:
 PASS = Pass(
     name="inverse_permutation",
     contract=Contract.BITWISE,
-    summary="stable sort by a permutation → unstable sort by one key",
-    measure="stable sorts and sorts by several keys",
-    roots=lambda: frozenset({sort_primitive()}),
+    summary="argsort of a permutation → what it is the argsort of, a packed or unstable sort, "
+    "or ranks counted in a window",
+    measure="argsorts of permutations, by their operands and keys",
+    roots=lambda: frozenset({sort_primitive(), primitive("jit_p"), primitive("select_n_p")}),
     find=_find,
     requirements=(
         Requirement(
@@ -115,9 +173,15 @@ PASS = Pass(
             "The first key is known to be a permutation of 0 … n - 1 along the sort axis.",
             _permutation,
         ),
+        Requirement(
+            "read-unmasked",
+            "Of a window, everything that reads the inverse selects it by a mask of that window.",
+            _masked_everywhere,
+        ),
     ),
-    profitable=lambda match: None,
+    profitable=_profitable,
     replace=_replace,
+    alternatives=_ways,
     before=before,
     after=after,
     examples=lambda: (Example((jax.ShapeDtypeStruct((1 << 17,), jnp.float32),), "scores"),),

@@ -27,7 +27,7 @@ from jax import lax
 from ..compat.jaxprs import Atom
 from ..compat.tracing import primitive
 from ..matchers.graph import Scope, Value
-from ..matchers.inverse import find_inverse, find_inverse_elsewhere
+from ..matchers.inverse import came_by_loop, find_inverse, find_inverse_elsewhere
 from ..matchers.pattern import Mismatch, describe_atom
 from ..matchers.row_scatter import Rows, drops, row_axis, row_dimension, rows_of
 from ..matchers.wrapped_index import plain_value
@@ -103,15 +103,18 @@ def _ways(match: Match) -> Mapping[str, Replacement | Reason]:
     here = find_inverse(match.scope, p, match.index)
     there = find_inverse_elsewhere(match.scope, p) if here is None else None
     what = f"{describe_atom(value.scope, value.atom)} without it"
-    return {
-        "at_hand": _by_gather(match, here) if here is not None else Reason(
-            "no-inverse", "the inverse of the permutation is not at hand", what,
-            "its argsort, or what it is the argsort of, before it in its body"),
-        "threaded": _by_gather(match, None, there) if there is not None else Reason(
-            "no-inverse-elsewhere", "no other body has the inverse of the permutation", what,
-            "a scan that made the permutation, and read its inverse"),
-        "made": _by_gather(match, None),
-    }  # fmt: skip
+    at_hand: Replacement | Reason = Reason(
+        "no-inverse", "the inverse of the permutation is not at hand", what,
+        "its argsort, or what it is the argsort of, before it in its body")  # fmt: skip
+    threaded: Replacement | Reason = Reason(
+        "no-inverse-elsewhere", "no other body has the inverse of the permutation", what,
+        "a scan that made the permutation, and has its inverse")  # fmt: skip
+    if here is not None:
+        at_hand = _by_gather(match, here)
+        threaded = at_hand if came_by_loop(match.scope, here) else threaded
+    elif there is not None:
+        threaded = _by_gather(match, None, there)
+    return {"at_hand": at_hand, "threaded": threaded, "made": _by_gather(match, None)}
 
 
 def _replace(match: Match) -> Replacement:

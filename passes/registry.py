@@ -22,8 +22,8 @@ def all_passes() -> tuple[Pass, ...]:
     )
 
     return (
-        argsort_packed_key.PASS,
         inverse_permutation.PASS,
+        argsort_packed_key.PASS,
         argsort_unique_pairs.PASS,
         nonnegative_index.PASS,
         affine_gather.PASS,
