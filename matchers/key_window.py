@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..compat import jaxprs
+from ..compat.assume_range import assume_range_p
 from ..compat.jaxprs import Atom
 from ..compat.primitives import primitive
 from .fact import limits
@@ -39,8 +40,11 @@ def key_window(scope: Scope, mask: Atom, key: Value) -> Window | None:
     base: ``key >= base`` and ``key < base + width``, in any spelling; or constants, or what is
     known of the key's range.
     """
+    assumed, key = key, _behind(key)
     bounds = [b for term in _terms(scope, mask) if (b := _bound(term, key)) is not None]
-    known = key.scope.fact(key.atom).range(key.atom.aval.dtype)
+    if not bounds:
+        return None
+    known = assumed.scope.fact(assumed.atom).range(key.atom.aval.dtype)
     bounds.append(_Bound(None, *known))
     found: Window | None = None
     for base in {b.base for b in bounds}:
@@ -54,6 +58,16 @@ def key_window(scope: Scope, mask: Atom, key: Value) -> Window | None:
         if found is None or width < found.width:
             found = Window(max(least) if base is None else base, width)
     return found
+
+
+def _behind(value: Value) -> Value:
+    """The value of which a range is assumed."""
+    while not jaxprs.is_literal(value.atom):
+        producer = value.scope.producer(value.atom)
+        if producer is None or producer.eqn.primitive is not assume_range_p:
+            break
+        value = producer.scope.resolve(producer.eqn.invars[0])
+    return value
 
 
 def _terms(scope: Scope, mask: Atom) -> Iterator[Value]:
@@ -80,7 +94,7 @@ def _bound(term: Value, key: Value) -> _Bound | None:
     if limits(left.aval.dtype) is None:
         return None
     for side, other, how in ((left, right, name), (right, left, _FLIPPED[name])):
-        if scope.resolve(side) == key:
+        if _behind(scope.resolve(side)) == key:
             return _against(scope, other, how)
         base = _subtracted(scope, side, key)
         number = scope.fact(other).constant
@@ -100,7 +114,7 @@ def _subtracted(scope: Scope, atom: Atom, key: Value) -> Value | None:
     assert limit is not None
     exact = limit[0] <= ours[0] - base[1] and ours[1] - base[0] <= limit[1]
     uniform = _uniform(inner, right)
-    ours_is_key = inner.resolve(left) == key
+    ours_is_key = _behind(inner.resolve(left)) == key
     return uniform[0] if exact and ours_is_key and uniform and not uniform[1] else None
 
 

@@ -36,8 +36,8 @@ def back(x, **how):
 
 def the_sort(eqns_of, fn, *args):
     """The one sort by a permutation that an optimized function is left with."""
-    found = [e for e in eqns_of(optimize(fn, passes=[NAME]), *args, name="sort")
-             if not e.params["is_stable"]]  # fmt: skip
+    done = optimize(fn, passes=[NAME], choose={NAME: "pairs"})
+    found = [e for e in eqns_of(done, *args, name="sort") if not e.params["is_stable"]]
     (sort,) = found
     return sort
 
@@ -118,18 +118,26 @@ def test_a_permutation_by_another_road(same):
 
 
 def test_who_takes_an_inverse(same):
-    """Two positions in one word are better; data beside them can't be packed."""
-    same(ranks, SCORES, applied={"argsort_packed_key": 1, "argsort_unique_pairs": 1})
+    """This pass, before those that know nothing of permutations."""
+    same(ranks, SCORES, applied={NAME: 1, "argsort_unique_pairs": 1})
     data = lambda x, d: lax.sort_key_val(jnp.argsort(x), d)
     same(data, SCORES, DATA, applied={NAME: 1, "argsort_unique_pairs": 1})
-    long = jax.ShapeDtypeStruct((1 << 16,), np.float32)
-    assert explain(ranks, long).counts() == {"argsort_packed_key": 1, "argsort_unique_pairs": 1}
-    longer = jax.ShapeDtypeStruct(((1 << 16) + 1,), np.float32)
-    assert explain(ranks, longer).counts() == {NAME: 1, "argsort_unique_pairs": 1}
+
+
+def test_two_positions_in_one_word_are_better(eqns_of):
+    """To exactly 32 bits; data beside them can't be packed."""
+    for n, operands in ((1 << 16, 1), ((1 << 16) + 1, 2)):
+        scores = jax.ShapeDtypeStruct((n,), np.float32)
+        found = eqns_of(optimize(ranks, passes=[NAME]), scores, name="sort")
+        assert sorted(len(e.invars) for e in found) == [operands, 2]
+    data = lambda x, d: lax.sort_key_val(jnp.argsort(x), d)
+    found = eqns_of(optimize(data, passes=[NAME]), SCORES, DATA, name="sort")
+    assert [len(e.invars) for e in found] == [2, 2]
 
 
 def test_what_was_made_unstable_can_still_be_packed(eqns_of, equal_bits):
-    once = optimize(ranks, passes=[NAME])
+    once = optimize(ranks, passes=[NAME], choose={NAME: "pairs"})
+    assert explain(once, SCORES, passes=[NAME]).counts() == ONE
     assert explain(once, SCORES, passes=["argsort_packed_key"]).counts() == {
         "argsort_packed_key": 1
     }
