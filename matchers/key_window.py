@@ -12,6 +12,7 @@ from ..compat.jaxprs import Atom
 from ..compat.primitives import primitive
 from .fact import limits
 from .graph import Scope, Value
+from .wrapped_index import same_value
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,11 @@ def key_window(scope: Scope, mask: Atom, key: Value) -> Window | None:
     bounds = [b for term in _terms(scope, mask) if (b := _bound(term, key)) is not None]
     if not bounds:
         return None
+    bases = {b.base for b in bounds}
     known = assumed.scope.fact(assumed.atom).range(key.atom.aval.dtype)
     bounds.append(_Bound(None, *known))
     found: Window | None = None
-    for base in {b.base for b in bounds}:
+    for base in bases:
         least = [b.least for b in bounds if b.base == base and b.least is not None]
         most = [b.most for b in bounds if b.base == base and b.most is not None]
         if not least or not most:
@@ -61,10 +63,11 @@ def key_window(scope: Scope, mask: Atom, key: Value) -> Window | None:
 
 
 def _behind(value: Value) -> Value:
-    """The value of which a range is assumed."""
+    """The same value before a range was assumed of it, or devices that it varies over."""
     while not jaxprs.is_literal(value.atom):
         producer = value.scope.producer(value.atom)
-        if producer is None or producer.eqn.primitive is not assume_range_p:
+        same = same_value() | {assume_range_p}
+        if producer is None or producer.eqn.primitive not in same:
             break
         value = producer.scope.resolve(producer.eqn.invars[0])
     return value
@@ -138,7 +141,7 @@ def _compared(base: Value | None, offset: int, how: str) -> _Bound:
 
 def _uniform(scope: Scope, atom: Atom) -> tuple[Value, int] | None:
     """A scalar, repeated, and a number added to it: ``base + offset`` where nothing overflows."""
-    value = scope.resolve(atom)
+    value = _behind(scope.resolve(atom))
     offset = 0
     while True:
         producer = None if jaxprs.is_literal(value.atom) else value.scope.producer(value.atom)
@@ -149,12 +152,12 @@ def _uniform(scope: Scope, atom: Atom) -> tuple[Value, int] | None:
         if eqn.primitive is primitive("broadcast_in_dim_p") or (
             eqn.primitive is primitive("reshape_p") and eqn.invars[0].aval.shape == ()
         ):
-            value = inner.resolve(eqn.invars[0])
+            value = _behind(inner.resolve(eqn.invars[0]))
         elif eqn.primitive is primitive("add_p"):
             added = _added(inner, eqn)
             if added is None:
                 break
-            value, offset = inner.resolve(added[0]), offset + added[1]
+            value, offset = _behind(inner.resolve(added[0])), offset + added[1]
         else:
             break
     return (value, offset) if getattr(value.atom.aval, "shape", None) == () else None

@@ -69,7 +69,7 @@ def _behind(value: Value) -> Value | None:
         return index if _nonnegative(index.scope, index.atom) else None
     found = scope.definition(atom)
     eqn = None if found is None else scope.eqns[found[0]]
-    if eqn is not None and eqn.primitive in _same_value():
+    if eqn is not None and eqn.primitive in same_value():
         return Value(scope, eqn.invars[0])
     if eqn is not None and eqn.primitive is primitive("lax.lax.convert_element_type_p"):
         # The values 0 … n-1 of a permutation mean the same in both types.
@@ -79,7 +79,7 @@ def _behind(value: Value) -> Value | None:
 
 
 @functools.cache
-def _same_value() -> frozenset[Any]:
+def same_value() -> frozenset[Any]:
     """Primitives that change what is known of a value's devices or name, not the value."""
     return frozenset({public("name_p"), public("pvary_p")} - {None})
 

@@ -158,7 +158,19 @@ def _match(
                     accepted[key] = Accepted(match, p.replace(match), p)
                     taken.update(_rivals(p, by_root[scope.eqns[index].primitive], scope, index))
                     break
-    return accepted, found
+    gone = _unreached(flow, accepted)
+    kept = {key: site for key, site in accepted.items() if key[0] not in gone}
+    return kept, {key: site for key, site in found.items() if key[0][0] not in gone}
+
+
+def _unreached(flow: Dataflow, accepted: Mapping[_Key, Accepted]) -> set[int]:
+    """Scopes that nothing runs once the accepted sites are substituted, which may be calls."""
+    gone: set[int] = set()
+    for scope in reversed(list(flow.scopes)):
+        calls = [(id(c.scope), c.index) for c in scope.callers]
+        if calls and all(call in accepted or call[0] in gone for call in calls):
+            gone.add(id(scope))
+    return gone
 
 
 def _rivals(p: Pass, rivals: Sequence[Pass], scope: Scope, index: int) -> set[str]:
