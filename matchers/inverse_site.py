@@ -11,7 +11,7 @@ from ..compat.primitives import primitive
 from .fact import limits
 from .graph import OUTPUT, Scope
 from .inverse import argsorted_key, stable_order_key
-from .key_window import key_window
+from .key_window import Window, behind, key_window
 from .origin import Origin, origin, reach
 
 
@@ -41,6 +41,8 @@ class MaskedInverse:
     lo: int | Atom
     """The window's least key."""
     width: int
+    mask: Atom
+    """Where it holds, the inverse is chosen."""
     unmasked: str | None
     """A reader of the inverse that is no such select; None if there is none."""
 
@@ -50,7 +52,7 @@ def masked_inverse(scope: Scope, index: int) -> MaskedInverse | None:
     found = _masked(scope, index)
     if found is None:
         return None
-    operand, key, window = found
+    operand, key, window, mask = found
     lo = window.lo if isinstance(window.lo, int) else reach(scope, window.lo)
     if lo is None:
         return None
@@ -61,10 +63,10 @@ def masked_inverse(scope: Scope, index: int) -> MaskedInverse | None:
         if other is None or other[2] != window:
             unmasked = "an output" if reader == OUTPUT else scope.eqns[reader].primitive.name
             break
-    return MaskedInverse(operand, key, lo, window.width, unmasked)
+    return MaskedInverse(operand, key, lo, window.width, mask, unmasked)
 
 
-def _masked(scope: Scope, index: int) -> tuple[int, Atom, Any] | None:
+def _masked(scope: Scope, index: int) -> tuple[int, Atom, Window, Atom] | None:
     eqn = scope.eqns[index]
     if eqn.primitive not in (primitive("select_n_p"), primitive("jit_p")) or len(eqn.outvars) != 1:
         return None
@@ -77,17 +79,21 @@ def _masked(scope: Scope, index: int) -> tuple[int, Atom, Any] | None:
     if len(cases) != 2 or mask.aval.shape != cases[0].aval.shape:
         return None
     case, other = cases[1], cases[0]  # what a mask that doesn't hold chooses stands first
-    value = chosen.scope.resolve(case)
-    if chosen.scope.resolve(other) == value:
+    value = behind(chosen.scope.resolve(case))
+    if behind(chosen.scope.resolve(other)) == value:
         return None
-    operand = next((i for i, a in enumerate(eqn.invars) if scope.resolve(a) == value), None)
+    same = (i for i, a in enumerate(eqn.invars) if behind(scope.resolve(a)) == value)
+    operand = next(same, None)
     if operand is None or sum(a is eqn.invars[operand] for a in eqn.invars) != 1:
         return None
     inverted = _inverted(scope, eqn.invars[operand])
     order = None if inverted is None else stable_order_key(inverted)
     key = None if order is None or order.crossed else reach(scope, order.value)
     window = None if key is None else key_window(chosen.scope, mask, scope.resolve(key))
-    return None if window is None else (operand, key, window)
+    outer = reach(scope, chosen.scope.resolve(mask))
+    if window is None or key is None or outer is None:
+        return None
+    return operand, key, window, outer
 
 
 def _inverted(scope: Scope, atom: Atom) -> Origin | None:

@@ -41,7 +41,7 @@ def key_window(scope: Scope, mask: Atom, key: Value) -> Window | None:
     base: ``key >= base`` and ``key < base + width``, in any spelling; or constants, or what is
     known of the key's range.
     """
-    assumed, key = key, _behind(key)
+    assumed, key = key, behind(key)
     bounds = [b for term in _terms(scope, mask) if (b := _bound(term, key)) is not None]
     if not bounds:
         return None
@@ -62,7 +62,7 @@ def key_window(scope: Scope, mask: Atom, key: Value) -> Window | None:
     return found
 
 
-def _behind(value: Value) -> Value:
+def behind(value: Value) -> Value:
     """The same value before a range was assumed of it, or devices that it varies over."""
     while not jaxprs.is_literal(value.atom):
         producer = value.scope.producer(value.atom)
@@ -97,7 +97,7 @@ def _bound(term: Value, key: Value) -> _Bound | None:
     if limits(left.aval.dtype) is None:
         return None
     for side, other, how in ((left, right, name), (right, left, _FLIPPED[name])):
-        if _behind(scope.resolve(side)) == key:
+        if behind(scope.resolve(side)) == key:
             return _against(scope, other, how)
         base = _subtracted(scope, side, key)
         number = scope.fact(other).constant
@@ -117,7 +117,7 @@ def _subtracted(scope: Scope, atom: Atom, key: Value) -> Value | None:
     assert limit is not None
     exact = limit[0] <= ours[0] - base[1] and ours[1] - base[0] <= limit[1]
     uniform = _uniform(inner, right)
-    ours_is_key = _behind(inner.resolve(left)) == key
+    ours_is_key = behind(inner.resolve(left)) == key
     return uniform[0] if exact and ours_is_key and uniform and not uniform[1] else None
 
 
@@ -141,7 +141,7 @@ def _compared(base: Value | None, offset: int, how: str) -> _Bound:
 
 def _uniform(scope: Scope, atom: Atom) -> tuple[Value, int] | None:
     """A scalar, repeated, and a number added to it: ``base + offset`` where nothing overflows."""
-    value = _behind(scope.resolve(atom))
+    value = behind(scope.resolve(atom))
     offset = 0
     while True:
         producer = None if jaxprs.is_literal(value.atom) else value.scope.producer(value.atom)
@@ -152,12 +152,12 @@ def _uniform(scope: Scope, atom: Atom) -> tuple[Value, int] | None:
         if eqn.primitive is primitive("broadcast_in_dim_p") or (
             eqn.primitive is primitive("reshape_p") and eqn.invars[0].aval.shape == ()
         ):
-            value = _behind(inner.resolve(eqn.invars[0]))
+            value = behind(inner.resolve(eqn.invars[0]))
         elif eqn.primitive is primitive("add_p"):
             added = _added(inner, eqn)
             if added is None:
                 break
-            value, offset = _behind(inner.resolve(added[0])), offset + added[1]
+            value, offset = behind(inner.resolve(added[0])), offset + added[1]
         else:
             break
     return (value, offset) if getattr(value.atom.aval, "shape", None) == () else None

@@ -101,8 +101,15 @@ def _is_split(caller: Caller) -> bool:
 
 
 def reach(scope: Scope, value: Value) -> Atom | None:
-    """An atom of ``scope`` that holds a value made there or outside; None if it isn't passed in."""
+    """The first atom of ``scope`` that holds a value made there, outside, or in a call from there.
+
+    An equation that uses the value comes after it. None if the value isn't in scope.
+    """
     if jaxprs.is_literal(value.atom) or value.scope is scope:
         return value.atom
-    inputs = jaxprs.opened(scope.body).invars
-    return next((v for v in inputs if scope.resolve(v) == value), None)
+    aval = value.atom.aval
+    made = (v for i in scope.live for v in scope.eqns[i].outvars)
+    for var in (*jaxprs.opened(scope.body).invars, *made):
+        if getattr(var.aval, "shape", None) == aval.shape and scope.resolve(var) == value:
+            return var
+    return None

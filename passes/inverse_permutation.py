@@ -59,8 +59,9 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     masked = masked_inverse(scope, index)
     if masked is None:
         return None
-    return Match(scope, index, {"operand": masked.operand, "key": masked.key, "lo": masked.lo,
-                                "width": masked.width, "unmasked": masked.unmasked})  # fmt: skip
+    found = {name: getattr(masked, name) for name in ("operand", "key", "lo", "width", "mask",
+                                                      "unmasked")}  # fmt: skip
+    return Match(scope, index, found)
 
 
 def _find_sort(scope: Scope, index: int) -> Match | Mismatch | None:

@@ -8,8 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from ..compat import vma
 from ..compat.jaxprs import Atom, Eqn
-from ..compat.tracing import rebind
+from ..compat.tracing import rebind, type_of
 from ..compat.weak_types import weak
 from ..kernels.counting_rank import counting_rank
 from ..matchers.argsort import Argsort, sort_primitive
@@ -110,17 +111,24 @@ def window(match: Match) -> Way:
     eqn, operand = match.eqn, match.captures["operand"]
     key, lo, width = (match.captures[n] for n in ("key", "lo", "width"))
     bound = () if isinstance(lo, int) else (lo,)
-    dtype = eqn.invars[operand].aval.dtype
+    inverse = eqn.invars[operand].aval
 
-    def masked(key: Any, *rest: Any) -> Sequence[Any]:
-        least, operands = (lo, list(rest)) if not bound else (rest[0], list(rest[1:]))
-        operands[operand] = counting_rank(key, least, width).astype(dtype)
-        return rebind(eqn, operands)
+    def masked(key: Any, mask: Any, *rest: Any) -> Sequence[Any]:
+        least, given = (rest[0], list(rest[1:])) if bound else (lo, list(rest))
+        ranks = lax.convert_element_type(counting_rank(key, least, width), inverse.dtype)
+        if vma.varying(type_of(ranks)) <= vma.varying(inverse):
+            given[operand] = ranks
+            return rebind(eqn, given)
+        # The window differs between devices that share the inverse: the select, perhaps in a call,
+        # is typed for one that is the same on all of them. What it gives elsewhere is all it does.
+        given[operand] = vma.pvary(lax.full(inverse.shape, 0, inverse.dtype), vma.varying(inverse))
+        return [jnp.where(mask, ranks, rebind(eqn, given)[0])]
 
-    # The operand itself is read no more: another stands in its place, which is there anyway.
-    operands = tuple(key if i == operand else a for i, a in enumerate(eqn.invars))
+    # In place of the inverse, which is to be read no more, stands another operand.
+    others = tuple(key if i == operand else a for i, a in enumerate(eqn.invars))
     tag = ("window", operand, lo if not bound else None, width)
-    return Replacement((key, *bound, *operands), tuple(eqn.outvars), masked, tag)
+    operands = (key, match.captures["mask"], *bound, *others)
+    return Replacement(operands, tuple(eqn.outvars), masked, tag)
 
 
 def _for_order(

@@ -304,6 +304,172 @@ def test_declines_where_the_order_crosses_into_a_shard_map_of_its_own(why):
     assert {r.split(":")[0] for reasons in found for r in reasons} == {"not-permutation"}
 
 
+# --- rows left out --------------------------------------------------------------------------------
+
+
+def masked(outside, turned=False, mode="drop", rows=N):
+    def fn(keys, g):
+        order, inverse = orders(keys)
+        keep = keys != 1
+        at = jnp.where(~keep, outside, order) if turned else jnp.where(keep, order, outside)
+        return inverse, jnp.zeros((rows, 3), g.dtype).at[at].add(g, mode=mode)
+
+    return fn
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("outside", [N, N + 5, 2**31 - 1])
+def test_rows_masked_to_an_index_outside(outside, turned, eqns_of):
+    fn = masked(outside, turned)
+    equal(fn, KEYS, ROWS, applied=ONE, eager=True)
+    assert not eqns_of(optimize(fn, passes=[NAME]), KEYS, ROWS, name="scatter-add")
+    g = np.stack([SPECIAL] * 3, 1)
+    equal(fn, KEYS, g, applied=ONE)
+    equal(fn, np.ones_like(KEYS), g, applied=ONE)  # nothing is kept
+    equal(fn, np.zeros_like(KEYS), g, applied=ONE)
+
+
+@pytest.mark.parametrize("rows", [1, 5, N - 1])
+def test_a_buffer_that_drops_rows(rows):
+    """Places past the end of the buffer belong to no slice, masked or not."""
+
+    def fn(keys, g):
+        order, inverse = orders(keys)
+        return inverse, jnp.zeros((rows, 3), g.dtype).at[inverse].add(g, mode="drop"), order
+
+    equal(fn, KEYS, ROWS, applied=ONE)
+    equal(masked(N, rows=rows), KEYS, ROWS, applied=ONE)
+
+
+def test_rows_masked_by_lax_itself():
+    """Without jax's wrapping of negative indices, -1 is outside as well."""
+
+    def fn(keys, g):
+        order, inverse = orders(keys)
+        at = lax.select(keys != 1, order, jnp.full_like(order, -1))
+        dims = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+        mode = lax.GatherScatterMode.FILL_OR_DROP
+        return inverse, lax.scatter_add(jnp.zeros((N, 3)), at[:, None], g, dims, mode=mode)
+
+    equal(fn, KEYS, ROWS, applied=ONE)
+
+
+def test_the_backward_of_a_masked_gather():
+    """A row of padding is filled with zeros; its cotangent goes nowhere."""
+
+    def loss(keys, x, w):
+        order, inverse = orders(keys)
+        at = jnp.where(keys != 1, inverse, N)
+        rows = x[order].at[at].get(mode="fill", fill_value=0)
+        return (jnp.sin(rows * w) * jnp.arange(1.0, 4.0)).sum()
+
+    fn = jax.grad(loss, argnums=(1, 2))
+    assert all(np.any(v) for v in fn(KEYS, ROWS, W))
+    equal(fn, KEYS, ROWS, W, applied={NAME: 2})
+    equal(fn, KEYS, ROWS, W, passes=None)
+    inside = jax.grad(optimize(loss, passes=None, contract="value"), argnums=(1, 2))
+    assert_numbers(jax.jit(inside)(KEYS, ROWS, W), jax.jit(fn)(KEYS, ROWS, W))
+
+
+def reasons(fn, *args):
+    report = equal(fn, *args, applied={})
+    return {r.code for s in report.declined for r in s.reasons}
+
+
+def test_declines_masks_that_point_inside(why):
+    assert reasons(masked(0), KEYS, ROWS) == {"not-permutation"}
+    assert reasons(masked(N - 1), KEYS, ROWS) == {"not-permutation"}
+    # jax wraps -1 to the last row.
+    assert reasons(masked(-1), KEYS, ROWS) == {"not-permutation"}
+
+    def by_element(keys, g):
+        order, inverse = orders(keys)
+        at = jnp.where(keys != 1, order, N + jnp.arange(N))
+        return inverse, jnp.zeros_like(g).at[at].add(g, mode="drop")
+
+    assert reasons(by_element, KEYS, ROWS) == {"not-permutation"}
+
+
+@pytest.mark.parametrize("mode", ["clip", "promise_in_bounds"])
+def test_declines_modes_that_do_not_drop(mode):
+    assert reasons(masked(N, mode=mode), KEYS, ROWS) == {"mode"}
+
+    def short(keys, g):
+        order, inverse = orders(keys)
+        return inverse, jnp.zeros((5, 3)).at[order].add(g, mode=mode)
+
+    assert reasons(short, KEYS, ROWS) == {"mode"}
+
+
+def test_declines_a_truncated_order_even_where_rows_are_dropped():
+    def fn(keys, g):
+        order, inverse = orders(keys)
+        return inverse, jnp.zeros((5, 3)).at[order[:8]].add(g[:8], mode="drop")
+
+    assert reasons(fn, KEYS, ROWS) == {"not-permutation"}
+
+
+# --- the inverse from another scan, or made -------------------------------------------------------
+
+
+def by_token(keys, x, w):
+    """The rows come from half as many tokens, so that the backward doesn't see the order."""
+    order, inverse = orders(keys)
+    return jnp.sin(x[order // 2] * w)[inverse].reshape(-1, 2, 3).sum(1)
+
+
+def scanned(keys, x, ws):
+    step = lambda h, kw: (by_token(kw[0], h, kw[1]), None)
+    return (lax.scan(step, x, (keys, ws))[0] ** 2).sum()
+
+
+LAYERS = np.stack([KEYS, KEYS[::-1], KEYS + 1]), ROWS[: N // 2], np.stack([W, W * 2, W + 1])
+SCANNED = jax.grad(scanned, argnums=(1, 2))
+
+
+def test_the_forward_scans_order_serves_its_backward(eqns_of):
+    report = equal(SCANNED, *LAYERS, applied=ONE)
+    assert {r.code for s in report.declined for r in s.reasons} == {"not-permutation"}
+    # The rows' own scatter stays; no sort is added.
+    done = optimize(SCANNED, passes=[NAME])
+    assert len(eqns_of(done, *LAYERS, name="scatter-add")) == 1
+    assert len(eqns_of(done, *LAYERS, name="sort")) == 2
+    equal(SCANNED, *LAYERS, passes=None)
+    equal(SCANNED, *LAYERS, way="threaded", applied=ONE)
+    equal(SCANNED, *LAYERS, way="made", applied=ONE)
+    equal(SCANNED, *LAYERS, way="at_hand", applied={})
+
+
+def test_the_gradient_of_what_was_optimized(eqns_of):
+    inside = jax.grad(optimize(scanned, contract="value"), argnums=(1, 2))
+    assert_numbers(jax.jit(inside)(*LAYERS), jax.jit(SCANNED)(*LAYERS))
+
+
+def test_an_order_turned_round_between_two_scans_is_not_brought():
+    def fn(keys, g):
+        inverses = lax.scan(lambda c, k: (c, orders(k)), 0, keys)[1][1]
+        back = lambda c, i: (c, jnp.zeros_like(g).at[i].add(g * c))
+        turned = lax.scan(back, jnp.float32(2), inverses[::-1])[1]
+        return turned, lax.scan(back, jnp.float32(3), inverses)[1]
+
+    keys = np.stack([KEYS, KEYS[::-1], KEYS + 1])
+    report = equal(fn, keys, ROWS, way="threaded")
+    assert report.counts() in ({}, ONE)
+    equal(fn, keys, ROWS, applied={NAME: 1})
+
+
+@BOTH
+def test_an_inverse_that_is_made(fn, eqns_of):
+    equal(fn, KEYS, ROWS, ROWS, way="made", applied=ONE)
+    alone = lambda keys, g: jnp.zeros_like(g).at[jnp.argsort(keys)].add(g)
+    equal(alone, KEYS, ROWS, applied=ONE, eager=True)
+    (_, made) = eqns_of(optimize(alone, passes=[NAME]), KEYS, ROWS, name="sort")
+    assert not made.params["is_stable"]
+    both = optimize(alone, contract="value")
+    found = eqns_of(both, KEYS, ROWS, name="sort")
+    assert sorted(len(e.invars) for e in found) == [1, 2]  # inverse_permutation packs it
+
+
 # --- near misses ----------------------------------------------------------------------------------
 
 LIST = "its argsort, or what it is the argsort of, before it in its body"
