@@ -37,7 +37,7 @@ def gathered_rows(
         kept = lax.broadcast_in_dim(_gather(keep, by, scalars, (1,)), moved.shape, (axis,))
         moved = lax.select(kept, moved, lax.full_like(moved, 0))
     if out.weak_type:
-        return weak(moved)  # type: ignore[no-any-return]
+        return weak(moved)
     return lax.convert_element_type(moved, out.dtype) if updates.weak_type else moved
 
 

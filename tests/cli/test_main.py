@@ -186,7 +186,7 @@ def test_passes(capfd):
     assert entry["name"] == "nonnegative_index"
     assert "def before" in entry["before"]
     _, err = said(capfd, "passes", "nonnegative", code=2)
-    assert "no pass called 'nonnegative'; there are argsort_packed_key" in err
+    assert "no pass called 'nonnegative'; there are inverse_permutation, argsort_packed_key" in err
 
 
 def test_explain(capfd):
