@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
     b = program(options, options.b, passes_b)
     found = diff(a, b, options.level, options.allow)
     if options.json:
-        print_json(found.to_json())
+        print_json("diff", found.to_json())
     else:
         out = console()
         for side, compared in (("a", a), ("b", b)):

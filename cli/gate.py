@@ -41,7 +41,7 @@ def _run(options: argparse.Namespace) -> int:
     with progress(steps(part_of(matrix, shard))) as note:
         result = run_matrix(matrix, note, jobs=options.jobs, shard=shard)
     if options.json:
-        print_json(result.to_json())
+        print_json("gate", result.to_json())
     else:
         show(console(), result)
     trouble = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,9 @@ def console() -> Console:
     return _Console(width=width, highlight=False, soft_wrap=False)
 
 
-def print_json(value: Any) -> None:
-    """``value`` as JSON on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+def print_json(name: str, value: Mapping[str, Any]) -> None:
+    """``value`` as JSON on standard output, with the schema's ``name`` (docs/json.md) on top."""
+    print(json.dumps({"schema": f"relower.{name}/1", **value}, indent=2, ensure_ascii=False))
 
 
 def folder_exists(option: str, path: str | None) -> None:
