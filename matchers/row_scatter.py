@@ -64,8 +64,14 @@ def rows_of(scope: Scope, eqn: Eqn, size: int) -> Rows | None:
 
 
 def drops(eqn: Eqn) -> bool:
-    """Whether rows with an index out of bounds are left out."""
-    return bool(eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP)
+    """Whether rows with an index out of bounds are left out.
+
+    jax lowers a scatter whose indices are promised to be in bounds to the one that drops, as it
+    stands; only CLIP moves rows. The transpose of ``x[i]`` with a row beyond the end is of this
+    kind: what the gather read there is masked, and so is its cotangent.
+    """
+    dropping = (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+    return eqn.params["mode"] in dropping
 
 
 def _masked(scope: Scope, index: Atom, size: int) -> Rows | None:

@@ -93,7 +93,7 @@ def _dropped_in_silence(match: Match) -> Reason | None:
     if rows.keep is None and _length(rows) == match.captures["size"]:
         return None  # no index is out of bounds
     return Reason("mode", "indices out of bounds do not just drop their rows",
-                  str(match.eqn.params["mode"]), "FILL_OR_DROP")  # fmt: skip
+                  str(match.eqn.params["mode"]), "FILL_OR_DROP or PROMISE_IN_BOUNDS")  # fmt: skip
 
 
 def _ways(match: Match) -> Mapping[str, Replacement | Reason]:

@@ -390,15 +390,40 @@ def test_declines_masks_that_point_inside(why):
     assert reasons(by_element, KEYS, ROWS) == {"not-permutation"}
 
 
-@pytest.mark.parametrize("mode", ["clip", "promise_in_bounds"])
-def test_declines_modes_that_do_not_drop(mode):
-    assert reasons(masked(N, mode=mode), KEYS, ROWS) == {"mode"}
-
-    def short(keys, g):
+def shortened(mode):
+    def fn(keys, g):
         order, inverse = orders(keys)
         return inverse, jnp.zeros((5, 3)).at[order].add(g, mode=mode)
 
-    assert reasons(short, KEYS, ROWS) == {"mode"}
+    return fn
+
+
+def test_declines_a_mode_that_moves_rows():
+    assert reasons(masked(N, mode="clip"), KEYS, ROWS) == {"mode"}
+    assert reasons(shortened("clip"), KEYS, ROWS) == {"mode"}
+
+
+def test_a_broken_promise_drops_rows():
+    """Lowered as the mode that drops, on every platform: the transpose of ``x[i]`` beyond ``x``."""
+    equal(masked(N, mode="promise_in_bounds"), KEYS, ROWS, applied=ONE)
+    equal(shortened("promise_in_bounds"), KEYS, ROWS, applied=ONE)
+    text = {mode: jax.jit(shortened(mode)).lower(KEYS, ROWS).as_text() for mode in
+            ("drop", "promise_in_bounds", "clip")}  # fmt: skip
+    assert text["drop"] == text["promise_in_bounds"] != text["clip"]
+
+
+def test_a_buffer_whose_rows_are_masked_when_taken_back():
+    """As a routed layer with a buffer reads it: the index goes beyond, the select hides it."""
+
+    def loss(keys, x, w):
+        order, inverse = orders(keys)
+        rows = jnp.sin(x[order[:5]] * w[:5])
+        return (jnp.where(inverse[:, None] < 4, rows[inverse], 0) * jnp.arange(1.0, 4.0)).sum()
+
+    fn = jax.grad(loss, argnums=(1, 2))
+    report = equal(fn, KEYS, ROWS, W)
+    assert report.counts() == ONE, str(report)
+    equal(fn, KEYS, ROWS, W, passes=None)
 
 
 def test_declines_a_truncated_order_even_where_rows_are_dropped():
