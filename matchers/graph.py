@@ -103,6 +103,8 @@ class Scope:
     """The one call that this scope stands for, where a value was followed into it."""
     _views: dict[tuple[int, int], Scope] = field(default_factory=dict, repr=False)
     """This scope as entered from each of several calls: values of one aren't those of another."""
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What matchers found out about the scope, by keys of their own."""
 
     def fact(self, atom: Atom) -> Fact:
         """What is known of an atom of this body."""
@@ -244,7 +246,7 @@ class Scope:
         key = (id(call.scope), call.index)
         view = self._views.get(key)
         if view is None:
-            view = self._views[key] = replace(self, _call=call, _views={})
+            view = self._views[key] = replace(self, _call=call, _views={}, memo={})
         return view
 
     def _outward(self, var: Var) -> tuple[Scope, Atom] | None:
@@ -337,6 +339,7 @@ class Dataflow:
             scope.callers.clear()
             scope.children.clear()
             scope._views.clear()
+            scope.memo.clear()
 
     def networkx(self) -> nx.DiGraph:
         """The live equations of every scope as a graph.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..compat import jaxprs
 from ..compat.jaxprs import Atom, Var
 from .argsort import sort_primitive
@@ -46,11 +44,20 @@ def find_inverse_elsewhere(scope: Scope, atom: Atom) -> Value | None:
 def _find(scope: Scope, permutation: Origin, n: int, before: int) -> Var | None:
     key = argsorted_key(permutation)
     inverse = key if key is not None and _is_permutation(key.value) else None
-    for var in _index_variables(scope, n, before):
-        candidate = origin(scope, var)
-        if candidate == inverse or argsorted_key(candidate) == permutation:
+    for at, var in _index_variables(scope, n):
+        if at >= before:
+            break
+        if origin(scope, var) == inverse or _key_of(scope, var) == permutation:
             return var
     return None
+
+
+def _key_of(scope: Scope, var: Var) -> Origin | None:
+    key = "argsorted", var
+    if key not in scope.memo:
+        scope.memo[key] = argsorted_key(origin(scope, var))
+    found: Origin | None = scope.memo[key]
+    return found
 
 
 def argsorted_key(made: Origin) -> Origin | None:
@@ -91,17 +98,21 @@ def _is_permutation(value: Value) -> bool:
     return value.scope.fact(value.atom).permutation == 0
 
 
-def _index_variables(scope: Scope, n: int, before: int) -> Iterator[Var]:
-    """Integer vectors of length ``n`` that are in scope and there anyway, in order.
+def _index_variables(scope: Scope, n: int) -> list[tuple[int, Var]]:
+    """Integer vectors of length ``n`` that are in scope and there anyway, by what makes them.
 
     What enters a body from outside is there whether the body reads it or not.
     """
-    for var in (*jaxprs.constvars(scope.body), *jaxprs.opened(scope.body).invars):
-        if _is_index(var, n):
-            yield var
-    for i in scope.live:
-        if i < before:
-            yield from (v for v in scope.eqns[i].outvars if _is_index(v, n) and scope.readers(v))
+    key = "indices", n
+    if key not in scope.memo:
+        outside = (*jaxprs.constvars(scope.body), *jaxprs.opened(scope.body).invars)
+        found = [(-1, v) for v in outside if _is_index(v, n)]
+        for i in scope.live:
+            made = (v for v in scope.eqns[i].outvars if _is_index(v, n))
+            found.extend((i, v) for v in made if scope.readers(v))
+        scope.memo[key] = found
+    indices: list[tuple[int, Var]] = scope.memo[key]
+    return indices
 
 
 def _is_index(var: Var, n: int) -> bool:

@@ -33,6 +33,16 @@ class Origin:
 
 def origin(scope: Scope, atom: Atom) -> Origin:
     """The origin of an index; what changes none of its values is looked behind."""
+    if jaxprs.is_literal(atom):
+        return Origin(Value(scope, atom))
+    key = "origin", atom
+    found: Origin | None = scope.memo.get(key)
+    if found is None:
+        found = scope.memo[key] = _origin(scope, atom)
+    return found
+
+
+def _origin(scope: Scope, atom: Atom) -> Origin:
     crossed: list[tuple[int, int]] = []
     value = plain_value(scope, atom)
     while (step := _crossing(value)) is not None:
