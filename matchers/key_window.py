@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..compat import jaxprs
-from ..compat.assume_range import assume_range_p
 from ..compat.jaxprs import Atom
 from ..compat.primitives import primitive
 from .fact import limits
 from .graph import Scope, Value
-from .wrapped_index import same_value
+from .origin import behind
 
 
 @dataclass(frozen=True)
@@ -60,17 +59,6 @@ def key_window(scope: Scope, mask: Atom, key: Value) -> Window | None:
         if found is None or width < found.width:
             found = Window(max(least) if base is None else base, width)
     return found
-
-
-def behind(value: Value) -> Value:
-    """The same value before a range was assumed of it, or devices that it varies over."""
-    while not jaxprs.is_literal(value.atom):
-        producer = value.scope.producer(value.atom)
-        same = same_value() | {assume_range_p}
-        if producer is None or producer.eqn.primitive not in same:
-            break
-        value = producer.scope.resolve(producer.eqn.invars[0])
-    return value
 
 
 def _terms(scope: Scope, mask: Atom) -> Iterator[Value]:

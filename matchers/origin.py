@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..compat import jaxprs
+from ..compat.assume_range import assume_range_p
 from ..compat.bodies import Flow, Role
 from ..compat.jaxprs import Atom
 from .graph import Caller, Scope, Value
-from .wrapped_index import plain_value
+from .wrapped_index import plain_value, same_value
 
 Crossed = tuple[tuple[int, int], ...]
 
@@ -94,6 +95,17 @@ def _same_parts(out: Any, into: Any, target: Any) -> bool:
     named = {a for p in parts if p is not None for a in (p if isinstance(p, tuple) else (p,))}
     partial = getattr(into.spec, "unreduced", None)
     return not partial and named >= set(target.params["newly_manual_axes"])
+
+
+def behind(value: Value) -> Value:
+    """The same value before a range was assumed of it, or devices that it varies over."""
+    while not jaxprs.is_literal(value.atom):
+        producer = value.scope.producer(value.atom)
+        same = same_value() | {assume_range_p}
+        if producer is None or producer.eqn.primitive not in same:
+            break
+        value = producer.scope.resolve(producer.eqn.invars[0])
+    return value
 
 
 def enclosing(scope: Scope) -> list[Scope]:

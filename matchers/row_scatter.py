@@ -11,7 +11,7 @@ from ..compat import jaxprs
 from ..compat.jaxprs import Atom, Eqn
 from ..compat.primitives import primitive
 from .graph import Scope
-from .origin import reach
+from .origin import behind, reach
 from .wrapped_index import plain_index
 
 
@@ -88,7 +88,7 @@ def _masked(scope: Scope, index: Atom, size: int) -> Rows | None:
         outside = other is not None and not 0 <= other.value < size
         if not outside or inner.fact(p).permutation != 0:
             continue
-        atoms = reach(scope, inner.resolve(p)), reach(scope, inner.resolve(keep))
+        atoms = [reach(scope, behind(inner.resolve(a))) for a in (p, keep)]
         if None not in atoms:
             return Rows(*atoms, bool(side))
     return None

@@ -371,6 +371,17 @@ def test_the_backward_of_a_masked_gather():
     assert_numbers(jax.jit(inside)(KEYS, ROWS, W), jax.jit(fn)(KEYS, ROWS, W))
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_masked_rows_under_shard_map(kind, check_vma):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(getattr(AxisType, kind),))
+    with jax.set_mesh(mesh):
+        fn = jax.shard_map(masked(N), mesh=mesh, in_specs=P("d"), out_specs=P("d"),
+                           check_vma=check_vma)  # fmt: skip
+        args = [jax.device_put(a, NamedSharding(mesh, P("d"))) for a in data(4)[:2]]
+        equal(fn, *args, applied=ONE)
+
+
 def reasons(fn, *args):
     report = equal(fn, *args, applied={})
     return {r.code for s in report.declined for r in s.reasons}
