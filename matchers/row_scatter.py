@@ -88,7 +88,7 @@ def _masked(scope: Scope, index: Atom, size: int) -> Rows | None:
         outside = other is not None and not 0 <= other.value < size
         if not outside or inner.fact(p).permutation != 0:
             continue
-        atoms = [reach(scope, behind(inner.resolve(a))) for a in (p, keep)]
-        if None not in atoms:
-            return Rows(*atoms, bool(side))
+        permutation, mask = (reach(scope, behind(inner.resolve(a))) for a in (p, keep))
+        if permutation is not None and mask is not None:
+            return Rows(permutation, mask, bool(side))
     return None

@@ -20,8 +20,8 @@ TPU7x cycles for 81,920 positions, 106,054 before (libtpu 0.0.52):
   window, as one shard's experts: counted in the window, −1 elsewhere.
 
 An inverse at hand is taken first, then the cheapest by these figures; counting must save a fifth of
-the sort. The scatter has to be asked for: ``choose={"inverse_permutation": "scatter"}``. Where pairs
-are asked for, disable argsort_packed_key too, or it packs them.
+the sort. The scatter has to be asked for: ``choose={"inverse_permutation": "scatter"}``. Who asks
+for pairs should disable argsort_packed_key too, or it packs them.
 """
 
 from __future__ import annotations
