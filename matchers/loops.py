@@ -23,6 +23,8 @@ Enter = Callable[[Any, Sequence[Fact]], "BodyFacts"]
 
 _PATIENCE = 2
 """Rounds before growing bounds are given up."""
+_STEPPED = 5
+"""Rounds before growing bounds no longer stop at numbers that the body compares with."""
 _ROUNDS = 8
 """Rounds before everything about the carried values is given up."""
 
@@ -66,8 +68,10 @@ class _Loop:
             if grown == carry:
                 break
             if round_ >= _PATIENCE:
+                stops = compared_with(self.entered.body) if round_ < _STEPPED else ()
                 grown = [
-                    _widened(old, new, v.aval) for old, new, v in zip(carry, grown, self.invars)
+                    _widened(old, new, v.aval, stops)
+                    for old, new, v in zip(carry, grown, self.invars)
                 ]
                 widened = True
             carry = grown
@@ -145,14 +149,35 @@ def _carried_places(entered: Entered) -> list[int]:
     return [i for i, port in enumerate(entered.inputs) if port.flow is Flow.CARRY]
 
 
-def _widened(old: Fact, new: Fact, aval: Any) -> Fact:
+def compared_with(body: Any, depth: int = 3) -> tuple[int, ...]:
+    """Integers that a body, or a call in it, compares with: where growth may well end."""
+    compares = {primitive(f"{n}_p") for n in ("lt", "le", "gt", "ge", "eq", "ne", "min", "max")}
+    call = primitive("jit_p")
+    found: set[int] = set()
+    for eqn in jaxprs.opened(body).eqns:
+        if eqn.primitive in compares or eqn.primitive is call:
+            for atom in eqn.invars:
+                if jaxprs.is_literal(atom) and atom.aval.shape == () and limits(atom.aval.dtype):
+                    found.update((int(atom.val) - 1, int(atom.val), int(atom.val) + 1))
+        if eqn.primitive is call and depth:
+            found.update(compared_with(eqn.params["jaxpr"], depth - 1))
+    return tuple(sorted(found))
+
+
+def _widened(old: Fact, new: Fact, aval: Any, stops: Sequence[int]) -> Fact:
     """``new`` without the bounds that grew, unless to one at which growth often ends."""
     if old == new:
         return new
     dtype = default_of(aval)
+    limit = limits(getattr(aval, "dtype", None))
+    lo, hi = dtype.lo, dtype.hi
+    if limit is not None and new.lo is not None:
+        lo = max((n for n in stops if limit[0] < n <= new.lo), default=lo)
+    if limit is not None and new.hi is not None:
+        hi = min((n for n in stops if new.hi <= n < limit[1]), default=hi)
     widened = Fact(
-        new.lo if new.lo in (old.lo, 0) else dtype.lo,
-        new.hi if new.hi in (old.hi, 1) else dtype.hi,
+        new.lo if new.lo in (old.lo, 0) else lo,
+        new.hi if new.hi in (old.hi, 1) else hi,
         new.affine,
         new.permutation,
         new.constant,

@@ -241,6 +241,37 @@ def branched(x, y, k):
     )
 
 
+def chosen_by(x, y, k):
+    """Branches that know what they were chosen by."""
+    i = x[0, 0]
+    one = literal(x, 1)
+    a = lax.cond(i < literal(x, k), lambda i, a: a - i, lambda i, a: a + i, i, x)
+    b = lax.switch(
+        index_of(i),
+        [lambda i: i, lambda i: i + one, lambda i: i * literal(x, 3), lambda i: -i],
+        i,
+    )
+    return a + b
+
+
+def windowed(x, y, k):
+    """Selections by masks about the selected value, in every spelling."""
+    c, d = literal(x, k), literal(x, 7)
+    inside = (x >= c) & (x < d)
+    outside = jnp.logical_or(x < c, ~(x < d))
+    flat = jnp.where(inside.reshape(-1), x.reshape(-1), d).reshape(SHAPE)
+    both = jnp.where(outside, c, x), jnp.where(inside, x - c, literal(x, -1)), flat
+    other = jnp.where(inside & (like(y, x) > x), x, jnp.where(x == c, d, x + c))
+    return both[0] + both[1] * both[2] + other
+
+
+def masked(x, y, k):
+    valid = jnp.where(x > like(y, x), x <= literal(x, k), x >= literal(x, -k))
+    known = valid.astype(jnp.int32) > 0
+    twice = jax.jit(lambda m, a, b: jnp.where(m, a * b, b))(known, x, x + literal(x, 1))
+    return x * valid + jnp.where(known ^ (x != literal(x, k)), x, twice)
+
+
 def sorted_with_iota(x, y, k):
     axis = k % 2
     return lax.sort((x, lax.broadcasted_iota(jnp.int32, SHAPE, axis)), axis, num_keys=1 + k % 2)[1]
@@ -289,6 +320,19 @@ OPERATIONS = {
     "ne_literal": lambda x, y, k: x != literal(x, k),
     "where": lambda x, y, k: jnp.where(x > literal(x, k), x, like(y, x)),
     "where_all": lambda x, y, k: jnp.where(x[0, 0] > literal(x, k), x, like(y, x)),
+    "chosen_by": no_bool(chosen_by),
+    "windowed": no_bool(windowed),
+    "masked": no_bool(masked),
+    "where_rounds_down": no_bool(
+        lambda x, y, k: jnp.where(lax.rem(x, y | 1) < 0, lax.rem(x, y | 1) + (y | 1), y)
+    ),
+    "select": no_bool(
+        lambda x, y, k: jnp.select([x < 0, x < literal(x, k), x == y], [-x, x, y], literal(x, k))
+    ),
+    "mod_literal": no_bool(lambda x, y, k: x % (literal(x, k) | 1)),
+    "divmod": no_bool(lambda x, y, k: sum(jnp.divmod(x, jnp.maximum(y, literal(x, 1))))),
+    "where_not": lambda x, y, k: jnp.where(~(x != literal(x, k)), x, like(y, x)),
+    "where_scalar": lambda x, y, k: jnp.where(x[0, 0] < literal(x, k), x[0, 0], like(y, x)),
     "wrap_index": no_bool(lambda x, y, k: jnp.where(x < 0, x + literal(x, 4), x)),
     **{f"to_{d}": converted(d) for d in DTYPES},
     "through_float": lambda x, y, k: x.astype(jnp.float32).astype(jnp.int32),
