@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.lax import GatherScatterMode
 
+from ..compat.hi_primitives import numpy_primitive
 from .fact import (
     UNKNOWN,
     Affine,
@@ -15,6 +16,7 @@ from .fact import (
     Fact,
     complete,
     default,
+    default_of,
     elements,
     floating,
     integer,
@@ -55,6 +57,32 @@ def top_k(eqn: Any, facts: Facts) -> Sequence[Fact]:
     n = source.shape[axis]
     whole = axis if eqn.params["k"] == n else None
     return elements(facts[0]), integer(out, 0, max(n - 1, 0), None, whole)
+
+
+def approx_top_k(eqn: Any, facts: Facts) -> Sequence[Fact]:
+    """As top_k, but a row with no element above the least one may give -1 for an index."""
+    source, out = eqn.invars[0].aval, eqn.outvars[1].aval
+    n = source.shape[eqn.params["reduction_dimension"]]
+    return UNKNOWN, integer(out, -1, max(n - 1, 0))
+
+
+def numpy_search(eqn: Any, facts: Facts) -> Sequence[Fact]:
+    """`jnp.searchsorted`: up to the size of the sorted array. `jnp.nonzero`: an index or a fill."""
+    nothing = [default_of(v.aval) for v in eqn.outvars]
+    found = numpy_primitive(eqn)
+    if found is None:
+        return nothing
+    name, params = found
+    shape = eqn.invars[0].aval.shape
+    if name == "searchsorted":
+        return [integer(eqn.outvars[0].aval, 0, shape[params["dimension"]])]
+    results = []
+    for i, (axis, var) in enumerate(zip(params["axes"], eqn.outvars)):
+        fact = integer(var.aval, 0, max(shape[axis] - 1, 0))
+        if len(facts) > 1:
+            fact = join(fact, elements(facts[1 + i]))
+        results.append(complete(elements(fact), var.aval))
+    return results
 
 
 def argextreme(eqn: Any, facts: Facts) -> Fact:
@@ -223,6 +251,8 @@ def _scatter_sum(sign: int) -> Rule:
 RULES: dict[str, Rule] = {
     "sort_p": sort,
     "top_k_p": top_k,
+    "approx_top_k_p": approx_top_k,
+    "call_hi_primitive_p": numpy_search,
     "argmax_p": argextreme,
     "argmin_p": argextreme,
     "reduce_max_p": reduce_extreme,
@@ -249,4 +279,14 @@ RULES: dict[str, Rule] = {
     "scatter_sub_p": _scatter_sum(-1),
 }
 
-SOURCES = frozenset({"top_k_p", "argmax_p", "argmin_p", "reduce_and_p", "reduce_or_p"})
+SOURCES = frozenset(
+    {
+        "top_k_p",
+        "approx_top_k_p",
+        "call_hi_primitive_p",
+        "argmax_p",
+        "argmin_p",
+        "reduce_and_p",
+        "reduce_or_p",
+    }
+)
