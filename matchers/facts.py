@@ -227,9 +227,8 @@ class _BodyAnalysis:
         fact_of = self.result.fact
         operands = [fact_of(v) for v in eqn.invars]
         if is_source:
-            if limits(getattr(eqn.outvars[-1].aval, "dtype", None)) is None and not any(
-                f is not UNKNOWN for f in operands
-            ):
+            counts = limits(getattr(eqn.outvars[-1].aval, "dtype", None)) is not None
+            if operands and not counts and all(f is UNKNOWN for f in operands):
                 return
         elif all(f is UNKNOWN for f in operands):
             return

@@ -182,6 +182,8 @@ def _widened(old: Fact, new: Fact, aval: Any, stops: Sequence[int]) -> Fact:
         new.permutation,
         new.constant,
     )
+    if limit is None and widened.integers() is None:
+        widened = Fact(constant=new.constant)
     return UNKNOWN if widened == UNKNOWN else widened
 
 

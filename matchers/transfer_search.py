@@ -22,6 +22,7 @@ from .fact import (
     integer,
     join,
     limits,
+    whole,
 )
 from .transfer_numeric import Facts, Rule
 
@@ -100,8 +101,10 @@ def _reduced(eqn: Any) -> int:
 def reduce_extreme(eqn: Any, facts: Facts) -> Fact:
     """reduce_max, reduce_min: one of the elements; of none, the dtype's limit."""
     out = eqn.outvars[0].aval
-    if limits(out.dtype) is None or not _reduced(eqn):
+    if not _reduced(eqn):
         return default(out.dtype)
+    if limits(out.dtype) is None:
+        return elements(facts[0])
     return integer(out, *facts[0].range(out.dtype))
 
 
@@ -109,10 +112,32 @@ def reduce_sum(eqn: Any, facts: Facts) -> Fact:
     """``n`` elements added up."""
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
-        return UNKNOWN
+        return _whole_sum(out, facts[0], _reduced(eqn), 0)
     lo, hi = facts[0].range(out.dtype)
     n = _reduced(eqn)
     return integer(out, n * lo, n * hi)
+
+
+def _whole_sum(out: Aval, fact: Fact, most: int, least: int, first: Fact | None = None) -> Fact:
+    """Sums of ``least`` to ``most`` integers in floats, where no partial sum can round.
+
+    Args:
+        out: The type of the sums.
+        fact: What is known of each number.
+        most: How many are added at most.
+        least: How many at least; the sum of none is zero.
+        first: What is known of a number that each sum starts with.
+    """
+    bounds = fact.integers()
+    start = (0, 0) if first is None else first.integers()
+    if bounds is None or start is None:
+        return UNKNOWN
+    lo, hi = bounds
+    reach = max(map(abs, start)) + most * max(abs(lo), abs(hi))
+    if whole(out, -reach, reach) is UNKNOWN:
+        return UNKNOWN
+    lows, highs = (lo * least, lo * most), (hi * least, hi * most)
+    return whole(out, start[0] + min(lows), start[1] + max(highs))
 
 
 def _bounded_product(eqn: Any, facts: Facts) -> Fact:
@@ -139,9 +164,9 @@ def _reduce_logical(empty: int) -> Rule:
 def cumsum(eqn: Any, facts: Facts) -> Fact:
     """Between one and ``n`` elements added up; of a constant, an arithmetic progression."""
     out = eqn.outvars[0].aval
-    if limits(out.dtype) is None:
-        return UNKNOWN
     axis, reverse = eqn.params["axis"], eqn.params["reverse"]
+    if limits(out.dtype) is None:
+        return _whole_sum(out, facts[0], max(out.shape[axis], 1), 1)
     lo, hi = facts[0].range(out.dtype)
     n = out.shape[axis]
     affine = None
@@ -237,10 +262,14 @@ def _scatter_sum(sign: int) -> Rule:
     def rule(eqn: Any, facts: Facts) -> Fact:
         """Each element receives at most one update per index."""
         out, updates = eqn.outvars[0].aval, eqn.invars[2].aval
-        if limits(out.dtype) is None:
-            return UNKNOWN
         window = eqn.params["dimension_numbers"].update_window_dims
         most = math.prod(n for d, n in enumerate(updates.shape) if d not in window)
+        if limits(out.dtype) is None:
+            bounds = facts[2].integers()
+            if bounds is None:
+                return UNKNOWN
+            added = bounds if sign > 0 else (-bounds[1], -bounds[0])
+            return _whole_sum(out, Fact(*added), most, 0, elements(facts[0]))
         lo, hi = facts[0].range(out.dtype)
         ends = [sign * most * bound for bound in facts[2].range(out.dtype)]
         return integer(out, lo + min(0, *ends), hi + max(0, *ends))
