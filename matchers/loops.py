@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..compat import jaxprs
 from ..compat.bodies import BodyKey, Carried, Entered, Flow, Role
 from ..compat.primitives import primitive
+from .bisection import find_bisections
 from .fact import UNKNOWN, Affine, Fact, default_of, integer, join, limits, meet
 from .flow import inflow, outflow
 
@@ -125,15 +126,23 @@ class _Loop:
         return outputs
 
     def _find_counters(self) -> dict[int, tuple[Fact, Fact]]:
-        """Carried values of a scan that gain a fixed step: facts inside it, and after it."""
-        if type(self.length) is not int:
-            return {}
-        found = {}
+        """Carried values whose course is known: facts inside the loop, and after it.
+
+        Those of a scan that gain a fixed step, and the bounds of a binary search.
+        """
         outvars = [
             v
             for p, v in zip(self.entered.outputs, jaxprs.opened(self.entered.body).outvars)
             if p.flow is Flow.CARRY
         ]
+        found = {
+            position: (fact, fact)
+            for position, fact in find_bisections(
+                self.entered.body, self.invars, outvars, self.initial
+            ).items()
+        }
+        if type(self.length) is not int:
+            return found
         for position, (var, out, first) in enumerate(zip(self.invars, outvars, self.initial)):
             if limits(getattr(var.aval, "dtype", None)) is None or var.aval.shape != ():
                 continue

@@ -121,7 +121,8 @@ RANGES = {
     "float_iota": (lambda x: (lax.iota(jnp.float32, 9) + floats(ids(x[0, 0]))), (0, 15)),
     "matmul_with_a_one_hot": (lambda x: (onehot(x) @ jnp.arange(6.0)).astype(jnp.int32), (0, 30)),
     "integer_matmul": (lambda x: onehot(x).astype(jnp.int32) @ jnp.arange(6), (0, 30)),
-    "searchsorted": (lambda x: jnp.searchsorted(jnp.arange(9), x[0], method="compare_all"), (0, 9)),
+    "searchsorted": (lambda x: jnp.searchsorted(jnp.arange(9), x[0]), (0, 9)),
+    "digitize": (lambda x: jnp.digitize(x[0], jnp.arange(0, 40, 5)), (0, 8)),
     "approx_max_k": (lambda x: lax.approx_max_k(floats(x), 2)[1], (-1, 5)),
     "barrier": (lambda x: lax.optimization_barrier(ids(x)), (0, 7)),
 }  # fmt: skip
