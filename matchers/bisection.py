@@ -1,7 +1,7 @@
 """Recognise a binary search among a loop's carried values: two bounds that close in on each other.
 
-``mid = low + (high - low) // 2``, after which ``low`` stays or becomes ``mid`` and ``high`` stays or
-becomes ``mid``. Then ``low <= mid <= high`` throughout, which ranges alone can't show.
+``mid = low + (high - low) // 2``, after which ``low`` stays or becomes ``mid`` and ``high`` stays
+or becomes ``mid``. Then ``low <= mid <= high`` throughout, which ranges alone can't show.
 """
 
 from __future__ import annotations
