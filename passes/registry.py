@@ -17,6 +17,7 @@ def all_passes() -> tuple[Pass, ...]:
         argsort_unique_pairs,
         inverse_permutation,
         nonnegative_index,
+        top_k_by_argmax,
     )
 
     return (
@@ -24,6 +25,7 @@ def all_passes() -> tuple[Pass, ...]:
         inverse_permutation.PASS,
         argsort_unique_pairs.PASS,
         nonnegative_index.PASS,
+        top_k_by_argmax.PASS,
     )
 
 

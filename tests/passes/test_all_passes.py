@@ -26,10 +26,12 @@ from relower.passes import (
     inverse_permutation,
     nonnegative_index,
     registry,
+    top_k_by_argmax,
 )
 
 PASSES = registry.all_passes()
-MODULES = (argsort_packed_key, argsort_unique_pairs, inverse_permutation, nonnegative_index)
+MODULES = (argsort_packed_key, argsort_unique_pairs, inverse_permutation, nonnegative_index,
+           top_k_by_argmax)  # fmt: skip
 EXAMPLES = [pytest.param(p, e, id=f"{p.name}-{e.label}") for p in PASSES for e in p.examples()]
 WHERE = pathlib.Path(__file__).name
 
@@ -93,6 +95,7 @@ MEASURES = {
         if len(e.invars) > 1 and (e.params["is_stable"] or e.params["num_keys"] > 1)
     ),
     "nonnegative_index": lambda eqns: len(eqns("select_n")),
+    "top_k_by_argmax": lambda eqns: len(eqns("top_k")),
 }
 
 
@@ -168,10 +171,14 @@ def test_the_order_of_passes_only_decides_who_takes_a_site(monkeypatch, eqns_of,
         found = eqns_of(done, *data(), name="sort")
         sorts.add(tuple(sorted((len(e.invars), e.params["is_stable"], e.params["num_keys"])
                         for e in found)))  # fmt: skip
-        assert not eqns_of(done, *data(), name="lt")
+        # Of what compares, only the searches of top_k are left, which know no zero.
+        with_zero = [e for e in eqns_of(done, *data(), name="lt")
+                     if getattr(e.invars[1], "val", None) == 0]  # fmt: skip
+        assert not with_zero
     # Three operands: differentiating a descending argsort adds a rising iota to the falling one.
     # Differentiating the sort back adds an iota too, beside the data that it carries.
     assert sorts == {((1, False, 1), (1, False, 1), (2, False, 2), (3, False, 1), (3, False, 2))}
+    assert not eqns_of(done, *data(), name="top_k")
 
 
 # --- gradients, in either order, under every transform ------------------------------------------
@@ -183,6 +190,7 @@ def test_all_passes_apply_to_the_layer_and_its_gradient():
     assert counts["argsort_packed_key"] == 2
     assert counts["argsort_unique_pairs"] == 2
     assert counts["inverse_permutation"] == 1
+    assert counts["top_k_by_argmax"] == 1
     assert counts["nonnegative_index"] >= 4
 
 
@@ -280,9 +288,9 @@ def test_under_export(equal_bits):
     exported = jax.export.export(jax.jit(optimize(GRAD)))(*args)
     equal_bits(exported.call(*args), jax.jit(GRAD)(*args))
     attributes = re.findall(r'"stablehlo.sort"\(.*?<{(.*?)}>', exported.mlir_module())
-    # jax spells top_k as a stable sort along dimension 1 on CPU; the others are rewritten.
+    # jax spells top_k as a stable sort along dimension 1 on CPU: none is left.
     ours = [a for a in attributes if "dimension = 0" in a]
-    assert len(ours) == 4  # the two packed ones are one function
+    assert len(ours) == len(attributes) == 4  # the two packed ones are one function
     assert not [a for a in ours if "is_stable = true" in a]
 
 
@@ -325,7 +333,7 @@ def test_reports_name_the_line_of_the_user():
         file, number = site.source.rsplit(":", 1)
         assert pathlib.Path(file).name == WHERE
         text = lines[int(number) - 1]
-        assert any(word in text for word in ("argsort", "sort(", "[", "take")), text
+        assert any(word in text for word in ("argsort", "sort(", "[", "take", "top_k")), text
 
 
 def test_a_pass_asked_for_by_name_names_every_unmet_requirement():
