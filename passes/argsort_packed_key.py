@@ -52,7 +52,7 @@ def _unique_pairs(argsort: Argsort) -> bool:
 
 def _stable(match: Match) -> Reason | None:
     argsort = _argsort(match)
-    if argsort.stable or _unique_pairs(argsort):
+    if argsort.stable or _unique_pairs(argsort) or _key_fact(match).permutation == argsort.axis:
         return None
     return Reason("not-stable", "the sort may leave equal keys in any order",
                   "is_stable=False", "is_stable=True, or unique pairs")  # fmt: skip

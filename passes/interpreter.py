@@ -14,6 +14,7 @@ from typing import Any
 from ..compat import bodies as compat_bodies
 from ..compat import edit, jaxprs, tracing, vma
 from ..compat.jaxprs import Atom, Body, Eqn, Var
+from ..compat.mesh_types import differs_only_in_mesh
 from ..matchers.graph import Scope
 from .base import Accepted, SiteDeclined
 from .check import check_rewritten
@@ -183,7 +184,7 @@ class Interpreter:
         bound = {v for e in new for v in e.outvars}
         rename_back: dict[Var, Var] = {}
         for var, value in zip(replacement.results, values, strict=True):
-            if value.aval != var.aval:
+            if value.aval != var.aval and not differs_only_in_mesh(value.aval, var.aval):
                 retyper.changed(var, value, site)
                 renamed[var] = value
             elif jaxprs.is_var(value) and value in bound and value not in rename_back:

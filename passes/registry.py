@@ -16,16 +16,20 @@ def all_passes() -> tuple[Pass, ...]:
         affine_gather,
         argsort_packed_key,
         argsort_unique_pairs,
+        inverse_permutation,
         nonnegative_index,
         permutation_scatter,
+        top_k_by_argmax,
     )
 
     return (
         argsort_packed_key.PASS,
+        inverse_permutation.PASS,
         argsort_unique_pairs.PASS,
         nonnegative_index.PASS,
         affine_gather.PASS,
         permutation_scatter.PASS,
+        top_k_by_argmax.PASS,
     )
 
 

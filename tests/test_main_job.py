@@ -25,6 +25,8 @@ import routed_moe as plain  # noqa: E402
 import routed_moe_by_hand as twin  # noqa: E402
 
 SORTS = ["argsort_packed_key", "argsort_unique_pairs"]
+OTHERS = ["nonnegative_index", "inverse_permutation", "top_k_by_argmax"]
+"""Not part of what the twin writes by hand."""
 SMALL = replace(plain.TINY, vocab=17, hidden=16, head_dim=8, expert_width=8, batch=2, sequence=16)
 CONFIGS = {
     "plain": SMALL,
@@ -127,12 +129,12 @@ class Programs:
 
         def grads(config: plain.Config, *, optimize: bool) -> relower.Program:
             loss = partial(plain.loss_fn, config=config)
-            loss = relower.optimize(loss, disable=["nonnegative_index"]) if optimize else loss
+            loss = relower.optimize(loss, disable=OTHERS) if optimize else loss
             return relower.lower(jax.jit(jax.value_and_grad(loss)), state.params, batch)
 
         def step(config: plain.Config, *, optimize: bool) -> relower.Program:
             train = plain.make_train_step(config)
-            train = relower.optimize(train, disable=["nonnegative_index"]) if optimize else train
+            train = relower.optimize(train, disable=OTHERS) if optimize else train
             return relower.lower(train, state, batch)
 
         self.grads = {

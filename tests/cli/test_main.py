@@ -196,9 +196,9 @@ def test_explain(capfd):
     assert "applied (1)" in out
     assert "argsort_unique_pairs  sort" in out
     assert f"cases.py:{line}" in out
-    assert "declined (2)" in out
+    assert "declined (3)" in out
     assert "maybe-negative: the index is not known to be at least 0" in out
-    assert "1 applied, 2 declined" in out.splitlines()[-1]
+    assert "1 applied, 3 declined" in out.splitlines()[-1]
     assert err == ""
     out, _ = said(capfd, "explain", *arguments, "--json", code=0)
     assert json.loads(out)["applied"] == 1

@@ -1,0 +1,197 @@
+"""top_k_by_argmax: a top_k with a small k becomes k searches for the greatest element left.
+
+before:  ``top_k(x, k)`` along the last axis
+after:   k times the greatest of what is left and the first place where it stands, then ``x`` at
+         those places
+
+top_k orders floats by IEEE's total order (+NaN, +inf, …, +0, -0, …, -inf, -NaN) and equal elements
+by their index, so the searches run on integers that order as the floats' bits do. What is left
+after a choice is what comes after it in that order, so that no element need be marked as taken by a
+value that another element may hold. The values are gathered from ``x``: gradients flow as they did.
+
+It helps because TPUs sort whole rows to find a few elements: 922,316 → 222,906 estimated TPU7x
+cycles for f32[8192,512] and k = 10 with one ``argmax`` of integers per choice (libtpu 0.0.52). That
+can't tell a taken element from one with the least key; here two plain reductions stand in its
+place, which has not been estimated. The passes are in proportion to k, so a k that is not small
+against the stages of a sort is left alone. The compiler doesn't do it itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..compat.tracing import primitive
+from ..compat.weak_types import weak
+from ..matchers.graph import Scope
+from ..matchers.pattern import Mismatch
+from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+
+MOST = 16
+"""The greatest k that is rewritten: each is unrolled into the program."""
+
+_PARAMS = frozenset({"axis", "is_stable", "k"})
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def _top_k() -> Any:
+    return primitive("lax.lax.top_k_p")
+
+
+def _find(scope: Scope, index: int) -> Match | Mismatch | None:
+    eqn = scope.eqns[index]
+    unnamed = set(eqn.params) - _PARAMS
+    if unnamed:
+        name = min(unnamed)
+        return Mismatch(("top_k", f"param {name}"), repr(eqn.params[name]), "no such param")
+    return Match(scope, index, {"k": eqn.params["k"], "axis": eqn.params["axis"]})
+
+
+def _stable(match: Match) -> Reason | None:
+    if match.eqn.params.get("is_stable", True):
+        return None
+    return Reason("not-stable", "top_k may leave equal elements in any order",
+                  "is_stable=False", "is_stable=True")  # fmt: skip
+
+
+def _last_axis(match: Match) -> Reason | None:
+    axis, last = match.captures["axis"], len(match.eqn.invars[0].aval.shape) - 1
+    if axis == last:
+        return None
+    return Reason("axis", "top_k runs along another axis than the last",
+                  f"axis {axis}", f"axis {last}")  # fmt: skip
+
+
+def _not_empty(match: Match) -> Reason | None:
+    k, aval = match.captures["k"], match.eqn.invars[0].aval
+    if k and aval.size:
+        return None
+    found = f"k = {k} of {aval.str_short(short_dtypes=True)}"
+    return Reason("empty", "there is nothing to choose", found, "k of 1 or more, and elements")
+
+
+def _sortable(match: Match) -> Reason | None:
+    dtype = match.eqn.invars[0].aval.dtype
+    integer = jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits >= 8
+    if integer or dtype == jnp.bool_ or dtype.name in _FLOATS:
+        return None
+    wanted = f"bool, an integer of 8 bits or more, {', '.join(_FLOATS)}"
+    return Reason("dtype", "no integers are known to order as the elements do", str(dtype), wanted)
+
+
+def _profitable(match: Match) -> Reason | None:
+    k, n = match.captures["k"], match.eqn.invars[0].aval.shape[-1]
+    levels = (n - 1).bit_length()
+    most = min(MOST, levels * (levels + 1) // 4)
+    if k <= most:
+        return None
+    return Reason("large-k", "k passes cost more than half the stages of a sort, or are too many",
+                  f"k = {k} of {n}", f"at most {most}")  # fmt: skip
+
+
+def sortable(x: jax.Array) -> jax.Array:
+    """Integers of 32 or 64 bits that order as the elements of ``x`` do in `jax.lax.top_k`."""
+    dtype = np.dtype(x.dtype)
+    narrow = dtype.itemsize < 4
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return x.astype(jnp.int32) if narrow else x
+    bits = lax.bitcast_convert_type(x, np.dtype(f"int{8 * dtype.itemsize}"))
+    bits = bits.astype(jnp.int32) if narrow else bits
+    # Of a negative float the greater magnitude is the lesser number: all bits but the sign turn.
+    sign = lax.shift_right_arithmetic(bits, bits.dtype.type(8 * bits.dtype.itemsize - 1))
+    return bits ^ (sign & bits.dtype.type(2 ** (8 * dtype.itemsize - 1) - 1))
+
+
+def choose(key: jax.Array, k: int) -> jax.Array:
+    """The places of the k greatest keys along the last axis, the first of equal ones first."""
+    least, last = key.dtype.type(jnp.iinfo(key.dtype).min), np.int32(key.shape[-1] - 1)
+    where = jax.typeof(key).sharding  # the types of the results are to be top_k's
+    place = lax.broadcasted_iota(np.int32, key.shape, key.ndim - 1, out_sharding=where)
+    best = jnp.max(key, axis=-1, keepdims=True)
+    found = jnp.min(jnp.where(key == best, place, last), axis=-1, keepdims=True)
+    chosen = [found]
+    for _ in range(k - 1):
+        left = (key < best) | ((key == best) & (place > found))
+        # At least one element is left, so that the least key takes nobody's place.
+        following = jnp.max(jnp.where(left, key, least), axis=-1, keepdims=True)
+        after = jnp.where(following == best, found, np.int32(-1))
+        here = (key == following) & (place > after)
+        found = jnp.min(jnp.where(here, place, last), axis=-1, keepdims=True)
+        best = following
+        chosen.append(found)
+    return lax.concatenate(chosen, key.ndim - 1)
+
+
+def gather_last(x: jax.Array, places: jax.Array) -> jax.Array:
+    """``x[..., places]`` row by row: its transpose is the scatter-add of top_k's own."""
+    last = x.ndim - 1
+    rows = tuple(range(last))
+    numbers = lax.GatherDimensionNumbers((), (last,), (last,), rows, rows)
+    sizes = (1,) * x.ndim
+    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return lax.gather(x, places[..., None], numbers, sizes, mode=mode)
+
+
+def _replace(match: Match) -> Replacement:
+    eqn, k = match.eqn, match.captures["k"]
+    weak_types = tuple(v.aval.weak_type for v in eqn.outvars)
+
+    def searches(x: Any) -> Sequence[Any]:
+        places = choose(sortable(x), k)
+        results = gather_last(x, places), places
+        return [weak(r) if w else r for r, w in zip(results, weak_types, strict=True)]
+
+    return Replacement(tuple(eqn.invars), tuple(eqn.outvars), searches, (k, weak_types))
+
+
+def before(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The two best experts of each token; ``scores`` is ``f32[tokens, experts]``."""
+    return lax.top_k(scores, 2)
+
+
+def after(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same without a sort."""
+    bits = lax.bitcast_convert_type(scores, jnp.int32)
+    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    place = lax.broadcasted_iota(jnp.int32, key.shape, 1)
+    last = jnp.int32(key.shape[1] - 1)
+    best = key.max(1, keepdims=True)
+    first = jnp.where(key == best, place, last).min(1, keepdims=True)
+    left = (key < best) | ((key == best) & (place > first))
+    second = jnp.where(left, key, jnp.int32(-(2**31))).max(1, keepdims=True)
+    behind = jnp.where(second == best, first, jnp.int32(-1))
+    here = (key == second) & (place > behind)
+    ids = lax.concatenate([first, jnp.where(here, place, last).min(1, keepdims=True)], 1)
+    rows = lax.GatherDimensionNumbers((), (1,), (1,), (0,), (0,))
+    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return lax.gather(scores, ids[..., None], rows, (1, 1), mode=mode), ids
+
+
+PASS = Pass(
+    name="top_k_by_argmax",
+    contract=Contract.BITWISE,
+    summary="top_k with a small k → k searches for the greatest element left",
+    measure="top_k operations",
+    roots=lambda: frozenset({_top_k()}),
+    find=_find,
+    requirements=(
+        Requirement("not-stable", "Equal elements come in the order of their indices.", _stable),
+        Requirement("axis", "top_k runs along the last axis.", _last_axis),
+        Requirement("empty", "k is at least 1, and the operand has elements.", _not_empty),
+        Requirement(
+            "dtype",
+            "The elements are bools, integers of 8 bits or more, or floats of 16, 32 or 64 bits.",
+            _sortable,
+        ),
+    ),
+    profitable=_profitable,
+    replace=_replace,
+    before=before,
+    after=after,
+    examples=lambda: (Example((jax.ShapeDtypeStruct((512, 64), jnp.float32),), "router scores"),),
+)
