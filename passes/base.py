@@ -73,13 +73,16 @@ class Replacement:
     """What to put in place of the root equation."""
 
     operands: tuple[Atom, ...]
-    """In scope at the root equation."""
+    """In scope at the root equation, or at the last of those that go with it."""
     results: tuple[Var, ...]
-    """Results of the root equation, in the order in which ``fn`` returns their values."""
+    """Results of the equations replaced, in the order in which ``fn`` returns their values."""
     fn: Callable[..., Sequence[Any]] | None
     """Takes and returns arrays; None where the results are the operands as they are."""
     key: Hashable
     """Everything besides the operands that ``fn`` depends on."""
+    also: tuple[int, ...] = ()
+    """Further equations of the body, after the root, that go with it: all their results are among
+    ``results``. What the operands need is then brought before the root."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class Example:
     args: tuple[Any, ...]
     """`jax.ShapeDtypeStruct`s or arrays."""
     label: str = ""
+    mesh: Mapping[str, int] | None = None
+    """Extent by axis name of the mesh that ``before`` and ``after`` are traced under, all Auto."""
 
 
 @dataclass(frozen=True)

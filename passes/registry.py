@@ -18,6 +18,7 @@ def all_passes() -> tuple[Pass, ...]:
         argsort_unique_pairs,
         inverse_permutation,
         nonnegative_index,
+        packed_all_gather,
         permutation_scatter,
         top_k_by_argmax,
     )
@@ -30,6 +31,7 @@ def all_passes() -> tuple[Pass, ...]:
         affine_gather.PASS,
         permutation_scatter.PASS,
         top_k_by_argmax.PASS,
+        packed_all_gather.PASS,
     )
 
 

@@ -1,7 +1,7 @@
 """What every pass of the registry must show, and all of them together on one routed layer."""
 
+import contextlib
 import dataclasses
-import functools
 import importlib
 import itertools
 import pathlib
@@ -19,6 +19,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from relower import PassNotApplicable, assume_range, explain, optimize
+from relower.lowering.case import case
 from relower.lowering.lower import lower
 from relower.matchers.fact import Fact
 from relower.passes import argsort_packed_key, argsort_unique_pairs, nonnegative_index, registry
@@ -40,29 +41,51 @@ def values(example, seed=0):
 # --- the pair of functions that documents a pass ---------------------------------------------
 
 
-@functools.cache
-def digest(fn, args):
-    return lower(fn, *args, levels=("inlined",)).forms["inlined"].digest
+def lowered(fn, example):
+    made = case(lambda mesh: (fn, example.args), mesh=example.mesh) if example.mesh else (
+        case(fn, *example.args)
+    )  # fmt: skip
+    return lower(made, levels=("inlined",))
+
+
+DIGESTS = {}
+
+
+def digest(fn, example):
+    key = fn, example.label
+    if key not in DIGESTS:
+        DIGESTS[key] = lowered(fn, example).forms["inlined"].digest
+    return DIGESTS[key]
+
+
+def within(example):
+    """The example's mesh, on real devices."""
+    if not example.mesh:
+        return contextlib.nullcontext()
+    names, sizes = tuple(example.mesh), tuple(example.mesh.values())
+    return jax.set_mesh(jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(names)))
 
 
 @pytest.mark.parametrize(("p", "example"), EXAMPLES)
 def test_before_becomes_what_a_person_would_have_written(p, example):
-    got = lower(optimize(p.before, passes=[p.name]), *example.args, levels=("inlined",))
+    got = lowered(optimize(p.before, passes=[p.name]), example)
     assert not got.unknowns
-    assert got.forms["inlined"].digest == digest(p.after, example.args)
-    assert got.forms["inlined"].digest != digest(p.before, example.args)
+    assert got.forms["inlined"].digest == digest(p.after, example)
+    assert got.forms["inlined"].digest != digest(p.before, example)
 
 
 @pytest.mark.parametrize(("p", "example"), EXAMPLES)
 def test_before_and_after_agree_to_the_bit(same, equal_bits, p, example):
     args = values(example)
-    same(p.before, *args, passes=[p.name], applied={p.name: 1})
-    equal_bits(jax.jit(p.after)(*args), jax.jit(p.before)(*args))
+    with within(example):
+        same(p.before, *args, passes=[p.name], applied={p.name: 1})
+        equal_bits(jax.jit(p.after)(*args), jax.jit(p.before)(*args))
 
 
 @pytest.mark.parametrize(("p", "example"), EXAMPLES)
 def test_nothing_is_left_to_do_in_after(p, example):
-    assert not explain(p.after, *example.args, passes=[p.name]).applied
+    with within(example):
+        assert not explain(p.after, *example.args, passes=[p.name]).applied
 
 
 @pytest.mark.parametrize("p", PASSES, ids=lambda p: p.name)
@@ -93,6 +116,7 @@ MEASURES = {
     "affine_gather": lambda eqns: len(eqns("gather")),
     "permutation_scatter": lambda eqns: len(eqns("scatter-add")),
     "top_k_by_argmax": lambda eqns: len(eqns("top_k")),
+    "packed_all_gather": lambda eqns: len(eqns("all_gather")) + len(eqns("reduce_scatter")),
 }
 
 
@@ -103,9 +127,10 @@ def test_every_pass_has_a_measure():
 @pytest.mark.parametrize(("p", "example"), EXAMPLES)
 def test_each_pass_lowers_its_measure(eqns_of, p, example):
     measure = MEASURES[p.name]
-    before = measure(lambda name: eqns_of(p.before, *example.args, name=name))
     done = optimize(p.before, passes=[p.name])
-    assert measure(lambda name: eqns_of(done, *example.args, name=name)) < before
+    with within(example):
+        before = measure(lambda name: eqns_of(p.before, *example.args, name=name))
+        assert measure(lambda name: eqns_of(done, *example.args, name=name)) < before
 
 
 def routed(scores, x, weights):
@@ -144,7 +169,8 @@ def test_every_pair_of_passes_ends_on_every_example(pair):
     names = [p.name for p in pair]
     for p in PASSES:
         for example in p.examples():
-            report = explain(p.before, *example.args, passes=names)
+            with within(example):
+                report = explain(p.before, *example.args, passes=names)
             assert not report.notes
             assert report.rounds <= 3
     report = explain(GRAD, *data(), passes=names)
@@ -529,8 +555,8 @@ def test_an_unstable_sort_without_its_tie_break_is_caught_by_identity(monkeypatc
     of_pairs(one_key)(monkeypatch)
     p = argsort_unique_pairs.PASS
     example = p.examples()[0]
-    got = lower(optimize(p.before), *example.args, levels=("inlined",))
-    assert got.forms["inlined"].digest != digest(p.after, example.args)
+    got = lowered(optimize(p.before), example)
+    assert got.forms["inlined"].digest != digest(p.after, example)
 
 
 def of_index(change):

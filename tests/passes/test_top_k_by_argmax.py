@@ -14,7 +14,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from relower import explain, optimize
-from relower.passes import registry, top_k_by_argmax
+from relower.compat.top_k import reads_widened
+from relower.passes import greatest, registry, top_k_by_argmax
 
 NAME = "top_k_by_argmax"
 ONE = {NAME: 1}
@@ -275,6 +276,70 @@ def test_an_operand_that_names_no_mesh_under_one(same):
         )
 
 
+# --- a router in few bits, fused with the searches ------------------------------------------------
+
+
+def router(dtype, k, steps=False):
+    """Softmax, top_k and normalised weights, as a routed layer has them."""
+
+    def layer(weights, x):
+        scores = jax.nn.softmax(x.astype(dtype) @ weights.astype(dtype), axis=-1)
+        values, places = lax.top_k(scores, k)
+        values = values / jnp.sum(values, axis=-1, keepdims=True)
+        return values.astype(x.dtype), places
+
+    def loss(weights, x):
+        if not steps:
+            values, places = layer(weights, x)
+            return (values * (places + 1)).sum()
+
+        @jax.checkpoint
+        def step(x, w):
+            values, places = layer(w, x)
+            return jnp.tanh(x + values.sum(1, keepdims=True)), (values * (places + 1)).sum()
+
+        x, sums = lax.scan(step, x, jnp.stack([weights, weights * 2, -weights]))
+        return sums.sum() + x.sum()
+
+    return layer, jax.value_and_grad(loss, argnums=(0, 1))
+
+
+def router_data(experts=32):
+    r = np.random.RandomState(5)
+    return r.randn(16, experts).astype(np.float32) / 4, r.randn(48, 16).astype(np.float32)
+
+
+@pytest.mark.parametrize("k", [1, 2, 6])
+@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_compiled_bits_of_a_router(same, dtype, steps, k):
+    """Whatever precision a compiler keeps beyond the dtype's, the choice and the weights stay."""
+    layer, grads = router(dtype, k, steps)
+    same(grads, *router_data(), passes=[NAME], applied={NAME: 2 if steps else 1})
+    if not steps:
+        same(layer, *router_data(), passes=[NAME], applied=ONE)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_compiled_bits_of_a_router_whose_roundings_are_kept(equal_bits, dtype):
+    layer, grads = router(dtype, 4)
+    options = {"xla_allow_excess_precision": False}
+    for fn in (layer, grads):
+        got, want = (
+            jax.jit(f).lower(*router_data()).compile(options)(*router_data())
+            for f in (optimize(fn, passes=[NAME]), fn)
+        )
+        equal_bits(got, want)
+
+
+def test_reading_a_bfloat16_otherwise_than_top_k_does_is_caught(monkeypatch, same):
+    monkeypatch.setattr(
+        top_k_by_argmax, "reads_widened", lambda dtype, n: not reads_widened(dtype, n)
+    )
+    with pytest.raises(AssertionError, match="differs in its bits"):
+        same(router(jnp.bfloat16, 6)[0], *router_data(), passes=[NAME])
+
+
 # --- near misses ---------------------------------------------------------------------------------
 
 
@@ -367,49 +432,64 @@ def test_the_battery_passes_unmutated(same, equal_bits):
     battery(same, equal_bits)
 
 
-CHOOSE, SORTABLE, GATHER = (
-    getattr(top_k_by_argmax, n) for n in ("choose", "sortable", "gather_last")
+CHOOSE, SORTABLE, UNSORTED, GATHER = (
+    getattr(greatest, n) for n in ("choose", "sortable", "unsorted", "gather_last")
 )
 
 
 def _masked(key, k):
     """Marks the taken by the least key, which others may hold."""
-    chosen = []
+    keys, chosen = [], []
     for _ in range(k):
+        keys.append(jnp.max(key, axis=-1, keepdims=True))
         chosen.append(jnp.argmax(key, axis=-1, keepdims=True).astype(np.int32))
         place = lax.broadcasted_iota(np.int32, key.shape, key.ndim - 1)
         key = jnp.where(place == chosen[-1], jnp.iinfo(key.dtype).min, key)
-    return lax.concatenate(chosen, key.ndim - 1)
+    return lax.concatenate(keys, key.ndim - 1), lax.concatenate(chosen, key.ndim - 1)
 
 
 def _last_of_equals(key, k):
-    return key.shape[-1] - 1 - CHOOSE(key[..., ::-1], k)
+    keys, places = CHOOSE(key[..., ::-1], k)
+    return keys, key.shape[-1] - 1 - places
 
 
-def _by_the_bitcast(x, places):
-    bits = lax.bitcast_convert_type(x, np.int32)
-    return lax.bitcast_convert_type(GATHER(bits, places), x.dtype)
+def _least(key, k):
+    keys, places = CHOOSE(~key, k)
+    return ~keys, places
+
+
+def _too_far(key, k):
+    keys, places = CHOOSE(key, k)
+    return keys, jnp.minimum(places + 1, 31)
+
+
+def _twice(key, k):
+    return tuple(jnp.repeat(a, k, axis=-1) for a in CHOOSE(key, 1))
+
+
+def _by_the_bitcast(x, keys, places, widened):
+    return UNSORTED(keys, x.dtype, widened)
 
 
 MUTANTS = {
     "taken marked by the least key": ("choose", _masked),
     "the last of equals first": ("choose", _last_of_equals),
-    "the least instead of the greatest": ("choose", lambda key, k: CHOOSE(~key, k)),
-    "one place too far": ("choose", lambda key, k: jnp.minimum(CHOOSE(key, k) + 1, 31)),
-    "one choice twice": ("choose", lambda key, k: jnp.repeat(CHOOSE(key, 1), k, axis=-1)),
-    "negative floats not turned": (
-        "sortable", lambda x: lax.bitcast_convert_type(x, np.int32)
+    "the least instead of the greatest": ("choose", _least),
+    "one place too far": ("choose", _too_far),
+    "one choice twice": ("choose", _twice),
+    "negative floats not turned": ("_turned", lambda bits, width: bits),
+    "zeros of either sign equal": (
+        "sortable", lambda x, w: SORTABLE(jnp.where(x == 0, abs(x), x), w)
     ),
-    "zeros of either sign equal": ("sortable", lambda x: SORTABLE(jnp.where(x == 0, abs(x), x))),
-    "NaNs equal": ("sortable", lambda x: SORTABLE(jnp.where(x != x, abs(x), x))),
-    "values through the bitcast": ("gather_last", _by_the_bitcast),
-    "values of the neighbours": ("gather_last", lambda x, i: GATHER(jnp.roll(x, 1, -1), i)),
+    "NaNs equal": ("sortable", lambda x, w: SORTABLE(jnp.where(x != x, abs(x), x), w)),
+    "values through the bitcast": ("values", _by_the_bitcast),
+    "tangents of the neighbours": ("gather_last", lambda x, i: GATHER(jnp.roll(x, 1, -1), i)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_caught(monkeypatch, same, equal_bits, mutant):
-    monkeypatch.setattr(top_k_by_argmax, *MUTANTS[mutant])
+    monkeypatch.setattr(greatest, *MUTANTS[mutant])
     with pytest.raises(AssertionError, match="differs in its bits"):
         battery(same, equal_bits)
 
