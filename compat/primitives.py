@@ -12,6 +12,7 @@ import jax.extend.core.primitives as public
 
 _PRIVATE = {
     "all_gather_invariant_p": "jax._src.lax.parallel",
+    "reduce_scatter_p": "jax._src.lax.parallel",
     "layout_constraint_p": "jax._src.pjit",
     "optimization_barrier_p": "jax._src.lax.lax",
     "pvary_p": "jax._src.core",

@@ -158,7 +158,7 @@ class Collectives:
     def differences(self, first: int, index: int) -> list[Difference]:
         """Everything for which a collective can't be done together with an earlier one."""
         a, b = self.eqns[first], self.eqns[index]
-        found = [d for check in _CHECKS if (d := check(a, b)) is not None]
+        found = [d for check in CHECKS if (d := check(a, b)) is not None]
         return found + self._placing(first, index)
 
     def _placing(self, first: int, index: int) -> list[Difference]:
@@ -241,7 +241,7 @@ def _small(a: Eqn, b: Eqn) -> Difference | None:
     return Difference("large", f"{most:,} bytes", f"at most {MOST_BYTES:,} bytes each")
 
 
-_CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[Check, ...] = (
     _same("kind", lambda e: e.primitive, lambda p: p.name),
     _same(
         "axes",

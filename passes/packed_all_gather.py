@@ -36,7 +36,7 @@ from . import joined
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 
 _REQUIREMENTS = {
-    "kind": ("they are collectives of different kinds", "All are the same kind of collective."),
+    "kind": ("they are collectives of different kinds", "All are of one kind."),
     "axes": ("they run over different mesh axes", "All run over the same mesh axes."),
     "groups": ("they have different axis groups", "All have the same axis groups."),
     "dimension": ("they work on different dimensions", "All work on the same dimension."),
@@ -79,7 +79,8 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
 def _alone(scope: Scope, index: int) -> Match | None:
     """A collective that fits no other, with its differences from the nearest before it."""
     here = collectives(scope)
-    earlier = [i for i in here.indices if i < index]
+    gathers = is_gather(scope.eqns[index])
+    earlier = [i for i in here.indices if i < index and is_gather(scope.eqns[i]) == gathers]
     if not earlier:
         return None
     differences = min((here.differences(i, index) for i in reversed(earlier)), key=len)
