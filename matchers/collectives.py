@@ -63,7 +63,7 @@ def dimension(eqn: Eqn) -> int:
 
 def size(eqn: Eqn) -> int:
     """Bytes of the larger of operand and result."""
-    return max(int(a.aval.size) * a.aval.dtype.itemsize for a in (*eqn.invars, *eqn.outvars))
+    return max(int(a.aval.size * a.aval.dtype.itemsize) for a in (*eqn.invars, *eqn.outvars))
 
 
 def has_bits(dtype: Any) -> bool:
@@ -187,6 +187,20 @@ def collectives(scope: Scope) -> Collectives:
     if known is None:
         known = _cache[scope] = Collectives(scope)
     return known
+
+
+def outside(scope: Scope, index: int) -> list[Difference]:
+    """That a collective of the same kind stands in a body around this one's, if one does."""
+    eqn = scope.eqns[index]
+    while scope.callers:
+        caller = scope.callers[0]
+        call, scope = caller.scope.eqns[caller.index], caller.scope
+        if call.primitive is primitive("custom_jvp_call_p"):
+            return []  # as a packed one is, which has its own verdict
+        if any(scope.eqns[i].primitive is eqn.primitive for i in collectives(scope).indices):
+            found = f"one in a body of {call.primitive.name}"
+            return [Difference("scope", found, "both in one body")]
+    return []
 
 
 Check = Callable[[Eqn, Eqn], Difference | None]

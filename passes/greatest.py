@@ -100,9 +100,11 @@ def values(x: jax.Array, keys: jax.Array, places: jax.Array, widened: bool) -> j
     return unsorted(keys, x.dtype, widened)
 
 
-@values.defjvp
 def _jvp(widened: bool, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     return values(*primals, widened), gather_last(tangents[0], primals[2])
+
+
+values.defjvp(_jvp)
 
 
 def gather_last(x: jax.Array, places: jax.Array) -> jax.Array:

@@ -44,14 +44,13 @@ def bits_together(xs: Sequence[jax.Array], collective: Collective, layout_of: La
     the results is the collective of the tangents, each dtype's together.
     """
 
-    @jax.custom_jvp
     def moved(*xs: jax.Array) -> list[jax.Array]:
         word = np.dtype(f"uint{8 * max(x.dtype.itemsize for x in xs)}")
         parts = together([to_bits(x, word) for x in xs], collective, layout_of, shapes)
         return [from_bits(part, x.dtype) for part, x in zip(parts, xs, strict=True)]
 
     def tangents_moved(primals: Any, tangents: Any) -> tuple[Any, Any]:
-        results = moved(*primals)
+        results = differentiable(*primals)
         moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
         out: list[Any] = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
         for dtype in dict.fromkeys(tangents[i].dtype for i in moving):
@@ -62,9 +61,10 @@ def bits_together(xs: Sequence[jax.Array], collective: Collective, layout_of: La
                 out[i] = t
         return results, out
 
-    moved.defjvp(tangents_moved, symbolic_zeros=True)
+    differentiable = jax.custom_jvp(moved)
+    differentiable.defjvp(tangents_moved, symbolic_zeros=True)
     inexact = any(jnp.issubdtype(x.dtype, jnp.inexact) for x in xs)
-    return list(moved(*xs) if inexact else moved.fun(*xs))
+    return list(differentiable(*xs) if inexact else moved(*xs))
 
 
 def to_bits(x: jax.Array, word: Any) -> jax.Array:

@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 
 from ..compat.jaxprs import Eqn
 from ..compat.weak_types import weak
-from ..matchers.collectives import PARAMS, collectives, common_layout, is_gather, roots
+from ..matchers.collectives import PARAMS, collectives, common_layout, is_gather, outside, roots
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
 from ..matchers.side_by_side import Layout
@@ -51,6 +51,7 @@ _REQUIREMENTS = {
     "shapes": ("their operands don't fit side by side",
                "The operands have equal dimensions up to the one that is worked on, or all but one"
                " other."),
+    "scope": ("they stand in different bodies", "All stand in one body."),
     "same-operand": ("they have the same operand, which the compiler finds out",
                      "The operands are different arrays."),
     "dependent": ("one depends on the other", "None depends on another's result."),
@@ -78,14 +79,15 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
 
 def _alone(scope: Scope, index: int) -> Match | None:
     """A collective that fits no other, with its differences from the nearest before it."""
-    here = collectives(scope)
-    gathers = is_gather(scope.eqns[index])
+    here, gathers = collectives(scope), is_gather(scope.eqns[index])
     earlier = [i for i in here.indices if i < index and is_gather(scope.eqns[i]) == gathers]
-    if not earlier:
-        return None
-    differences = min((here.differences(i, index) for i in reversed(earlier)), key=len)
-    reasons = {d.code: d for d in differences}
-    return Match(scope, index, {"members": (index,), "reasons": reasons})
+    if earlier:
+        differences = min((here.differences(i, index) for i in reversed(earlier)), key=len)
+    else:
+        differences = outside(scope, index)
+        if not differences:
+            return None
+    return Match(scope, index, {"members": (index,), "reasons": {d.code: d for d in differences}})
 
 
 def _requirement(code: str) -> Requirement:
@@ -151,19 +153,18 @@ def _typed(x: jax.Array, aval: Any) -> jax.Array:
 def before(weights: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Weights ``f32[tokens, k]`` and experts ``i32[tokens, k]`` of all tokens, on every device."""
 
-    @jax.shard_map(in_specs=P("expert"), out_specs=P(None, "expert"))
     def routing(weights: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         every = lax.all_gather(weights, "expert", tiled=True)
         return every, lax.all_gather(ids, "expert", tiled=True)
 
-    found: tuple[jax.Array, jax.Array] = routing(weights, ids)
+    everywhere = jax.shard_map(routing, in_specs=P("expert"), out_specs=P(None, "expert"))
+    found: tuple[jax.Array, jax.Array] = everywhere(weights, ids)
     return found
 
 
 def after(weights: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The same by one all_gather."""
 
-    @jax.shard_map(in_specs=P("expert"), out_specs=P(None, "expert"))
     def routing(weights: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         words = [lax.bitcast_convert_type(a, jnp.uint32) for a in (weights, ids)]
         both = lax.all_gather(lax.concatenate(words, 1), "expert", tiled=True)
@@ -171,7 +172,8 @@ def after(weights: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         one = lax.bitcast_convert_type(one, weights.dtype)
         return one, lax.bitcast_convert_type(other, ids.dtype)
 
-    found: tuple[jax.Array, jax.Array] = routing(weights, ids)
+    everywhere = jax.shard_map(routing, in_specs=P("expert"), out_specs=P(None, "expert"))
+    found: tuple[jax.Array, jax.Array] = everywhere(weights, ids)
     return found
 
 

@@ -113,7 +113,8 @@ def _replace(match: Match) -> Replacement:
 
 def before(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The two best experts of each token; ``scores`` is ``f32[tokens, experts]``."""
-    return lax.top_k(scores, 2)
+    best: tuple[jax.Array, jax.Array] = lax.top_k(scores, 2)
+    return best
 
 
 def after(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
