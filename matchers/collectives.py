@@ -220,10 +220,16 @@ def _axes(axes: Any) -> str:
 
 def _dtypes(a: Eqn, b: Eqn) -> Difference | None:
     one, other = a.invars[0].aval.dtype, b.invars[0].aval.dtype
-    if one == other or (is_gather(a) and has_bits(one) and has_bits(other)):
-        return None
-    wanted = "elements of whole bytes, up to 64 bits" if is_gather(a) else f"{one}, to be added"
-    return Difference("dtype", f"{one} and {other}", wanted)
+    if is_gather(a):
+        if one == other or (has_bits(one) and has_bits(other)):
+            return None
+        wanted = "elements of whole bytes, up to 64 bits"
+        return Difference("dtype", f"{one} and {other}", wanted)
+    if one != other:
+        return Difference("dtype", f"{one} and {other}", f"{one}, to be added")
+    if one == jnp.bfloat16:
+        return Difference("dtype", f"sums of {one}", "sums that no compiler takes in another dtype")
+    return None
 
 
 def _shapes(a: Eqn, b: Eqn) -> Difference | None:
