@@ -129,8 +129,8 @@ def after(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
     second = jnp.where(left, key, jnp.int32(-(2**31))).max(1, keepdims=True)
     behind = jnp.where(second == best, first, jnp.int32(-1))
     here = (key == second) & (place > behind)
-    ids = lax.concatenate([first, jnp.where(here, place, last).min(1, keepdims=True)], 1)
-    keys = lax.concatenate([best, second], 1)
+    other = jnp.where(here, place, last).min(1, keepdims=True)
+    keys, ids = lax.concatenate([best, second], 1), lax.concatenate([first, other], 1)
     return lax.bitcast_convert_type(keys ^ ((keys >> 31) & 0x7FFFFFFF), jnp.float32), ids
 
 
