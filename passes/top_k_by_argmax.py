@@ -15,9 +15,9 @@ the rounding; which bits top_k then returns depends on how it reads its operand.
 the very way XLA's top_k does (`reads_widened`), so that compiled bits agree as well.
 
 It helps because TPUs sort whole rows to find a few elements: 943,494 → 252,309 estimated TPU7x
-cycles for f32[8192,512] and k = 10 (libtpu 0.0.52, bundle estimates of all operations added up). The
-passes are in proportion to k, so a k that is not small against the stages of a sort is left alone.
-The compiler doesn't do it itself.
+cycles for f32[8192,512] and k = 10 (libtpu 0.0.52, bundle estimates of all operations added up).
+The passes are in proportion to k, so a k that is not small against the stages of a sort is left
+alone. The compiler doesn't do it itself.
 """
 
 from __future__ import annotations
