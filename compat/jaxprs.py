@@ -148,3 +148,8 @@ def outward_effects(body: Body) -> tuple[Counter[Any], set[Any]]:
             elif not isinstance(effect, core.NamedAxisEffect):
                 counted[effect] += 1
     return counted, on_refs
+
+
+def true_effects(eqn: Eqn) -> set[Any]:
+    """An equation's effects without the mesh axes that it names, which jax lists among them."""
+    return {e for e in eqn.effects if not isinstance(e, core.NamedAxisEffect)}

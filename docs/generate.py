@@ -10,6 +10,7 @@ taken from them as they are traced today, so a page can't go stale: a test runs 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import json
 import sys
@@ -96,15 +97,25 @@ def _code(function: Callable[..., Any]) -> str:
 
 def _table(rewrite: Pass, example: Any) -> str:
     args = ", ".join(f"{a.dtype}{list(a.shape)}" for a in example.args)
-    before = count_equations(jax.make_jaxpr(rewrite.before)(*example.args))
     optimized = relower.optimize(rewrite.before, passes=[rewrite.name])
-    after = count_equations(jax.make_jaxpr(optimized)(*example.args))
+    with _mesh(example):
+        before = count_equations(jax.make_jaxpr(rewrite.before)(*example.args))
+        after = count_equations(jax.make_jaxpr(optimized)(*example.args))
     names = [n for n in sorted(before | after) if before[n] != after[n]]
     rows = "\n".join(f"| {n} | {before[n]} | {after[n]} |" for n in names)
     return (
         f"On {example.label} (`{args}`), only what changes:\n\n"
         f"| equation | before | after |\n|---|---|---|\n{rows}"
     )
+
+
+def _mesh(example: Any) -> contextlib.AbstractContextManager[Any]:
+    """The mesh that an example is traced under; no device is needed."""
+    if not example.mesh:
+        return contextlib.nullcontext()
+    names, sizes = tuple(example.mesh), tuple(example.mesh.values())
+    kinds = (jax.sharding.AxisType.Auto,) * len(names)
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(sizes, names, axis_types=kinds))
 
 
 def json_page() -> str:

@@ -73,9 +73,9 @@ class Replacement:
     """What to put in place of the root equation."""
 
     operands: tuple[Atom, ...]
-    """In scope at the root equation."""
+    """In scope at the root equation, or at the last of those that go with it."""
     results: tuple[Var, ...]
-    """Results of the root equation, in the order in which ``fn`` returns their values."""
+    """Results of the equations replaced, in the order in which ``fn`` returns their values."""
     fn: Callable[..., Sequence[Any]] | None
     """Takes and returns arrays; None where the results are the operands as they are."""
     key: Hashable
@@ -83,6 +83,9 @@ class Replacement:
     wants: Value | None = None
     """A value of another body that has to be brought here first; the site is then matched anew, so
     that the rest of this replacement is never used."""
+    also: tuple[int, ...] = ()
+    """Further equations of the body, after the root, that go with it: all their results are among
+    ``results``. What the operands need is then brought before the root."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class Example:
     args: tuple[Any, ...]
     """`jax.ShapeDtypeStruct`s or arrays."""
     label: str = ""
+    mesh: Mapping[str, int] | None = None
+    """Extent by axis name of the mesh that ``before`` and ``after`` are traced under, all Auto."""
 
 
 @dataclass(frozen=True)

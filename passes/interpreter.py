@@ -18,6 +18,7 @@ from ..compat.mesh_types import differs_only_in_mesh
 from ..matchers.graph import Scope
 from .base import Accepted, SiteDeclined
 from .check import check_rewritten
+from .order import order_of
 from .retype import Retyper
 
 
@@ -99,13 +100,14 @@ class Interpreter:
 
     def _rewrite(self, scope: Scope) -> Rewritten:
         jaxpr = jaxprs.opened(scope.body)
-        emitted: list[list[Eqn]] = []
+        emitted: list[tuple[int, list[Eqn]]] = []
         renamed: dict[Var, Atom] = {}
         retyper = Retyper()
         sites = self._by_scope.get(id(scope), {})
         changed = False
         try:
-            for index, eqn in enumerate(jaxpr.eqns):
+            for index in order_of(jaxpr.eqns, sites):
+                eqn = jaxpr.eqns[index]
                 if index in sites:
                     new = self._substitute(sites[index], renamed, retyper)
                 elif index in scope.children:
@@ -113,10 +115,10 @@ class Interpreter:
                 elif renamed or retyper.active:
                     new = retyper.equation(jaxprs.substitute(eqn, renamed), renamed)
                 else:
-                    emitted.append([eqn])
+                    emitted.append((index, [eqn]))
                     continue
                 changed = changed or len(new) != 1 or new[0] is not eqn
-                emitted.append(new)
+                emitted.append((index, new))
         except SiteDeclined as declined:
             declined.blamed = declined.blamed or tuple(retyper.blamed)
             raise
@@ -232,7 +234,7 @@ def _what_is_done(site: Accepted) -> tuple[object, ...]:
     """Equal for sites of one body at which the same is put in place."""
     done = site.replacement
     atoms = (*done.operands, *done.results)
-    return site.rewrite.name, done.key, tuple(id(a) for a in atoms), len(done.operands)
+    return site.rewrite.name, done.key, tuple(id(a) for a in atoms), len(done.operands), done.also
 
 
 def _rebind(eqn: Eqn, mapping: Mapping[Var, Var]) -> Eqn:
@@ -260,7 +262,7 @@ def _live(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> tuple[set[int], set[V
 
 
 def _prune(
-    was_live: set[int], emitted: Sequence[Sequence[Eqn]], outvars: Sequence[Atom]
+    was_live: set[int], emitted: Sequence[tuple[int, Sequence[Eqn]]], outvars: Sequence[Atom]
 ) -> tuple[list[Eqn], set[Var]]:
     """The emitted equations without those that the rewrite left with no reader; what they read.
 
@@ -269,8 +271,8 @@ def _prune(
     literal = jaxprs.LITERAL
     read = {a for a in outvars if type(a) is not literal}
     kept: list[Eqn] = []
-    for index in range(len(emitted) - 1, -1, -1):
-        for eqn in reversed(emitted[index]):
+    for index, made in reversed(emitted):
+        for eqn in reversed(made):
             if eqn.effects or not read.isdisjoint(eqn.outvars) or index not in was_live:
                 kept.append(eqn)
                 read.update([a for a in eqn.invars if type(a) is not literal])

@@ -18,7 +18,9 @@ def all_passes() -> tuple[Pass, ...]:
         argsort_unique_pairs,
         inverse_permutation,
         nonnegative_index,
+        packed_all_gather,
         permutation_scatter,
+        top_k_by_argmax,
     )
 
     return (
@@ -28,6 +30,8 @@ def all_passes() -> tuple[Pass, ...]:
         nonnegative_index.PASS,
         affine_gather.PASS,
         permutation_scatter.PASS,
+        top_k_by_argmax.PASS,
+        packed_all_gather.PASS,
     )
 
 

@@ -14,7 +14,7 @@ from relower.lowering import lower
 from relower.passes.optimize import assert_applied, explain, optimize
 
 # Not part of what the twin writes by hand.
-OTHERS = ["nonnegative_index", "inverse_permutation"]
+OTHERS = ["nonnegative_index", "inverse_permutation", "top_k_by_argmax"]
 SMALL = replace(plain.TINY, vocab=17, hidden=16, head_dim=8, expert_width=8, batch=2, sequence=16)
 
 
@@ -71,12 +71,12 @@ def test_optimized_step_is_the_twins(config):
     ("base", "packed", "inverses"), [(plain.TINY, 2, 2), (plain.REAL, 2, 2)], ids=["tiny", "real"]
 )
 @pytest.mark.parametrize("padding", [False, True])
-def test_all_argsorts_are_rewritten(base, packed, inverses, padding):
+def test_all_argsorts_and_top_ks_are_rewritten(base, packed, inverses, padding):
     # Order and inverse, in the forward pass and in its recomputation. Two row numbers of the
     # real size don't fit one word.
     config = replace(base, padding=padding)
     expected = {"argsort_packed_key": packed, "inverse_permutation": inverses,
-                "argsort_unique_pairs": 0}  # fmt: skip
+                "argsort_unique_pairs": 0, "top_k_by_argmax": 2}  # fmt: skip
     assert_applied(plain.make_step(config), plain.abstract_inputs(config), expected)
 
 
