@@ -14,7 +14,7 @@ import networkx as nx
 
 from ..compat import bodies as compat_bodies
 from ..compat import jaxprs, source
-from ..compat.bodies import BodyKey, Entered, Flow, Role
+from ..compat.bodies import BodyKey, Entered, Flow, Port, Role
 from ..compat.jaxprs import Atom, Body, Eqn, Var
 from .fact import Fact
 from .facts import Analysis, BodyFacts
@@ -103,6 +103,8 @@ class Scope:
     """The one call that this scope stands for, where a value was followed into it."""
     _views: dict[tuple[int, int], Scope] = field(default_factory=dict, repr=False)
     """This scope as entered from each of several calls: values of one aren't those of another."""
+    _from: dict[tuple[int, int], Scope] = field(default_factory=dict, repr=False)
+    """This scope as another loop over the same iterations sees it, by that loop."""
 
     def fact(self, atom: Atom) -> Fact:
         """What is known of an atom of this body."""
@@ -213,19 +215,48 @@ class Scope:
         key = (id(call.scope), call.index)
         view = self._views.get(key)
         if view is None:
-            view = self._views[key] = replace(self, _call=call, _views={})
+            view = self._views[key] = replace(self, _call=call, _views={}, _from={})
         return view
 
-    def _outward(self, var: Var) -> tuple[Scope, Atom] | None:
+    def entry(self, var: Var) -> tuple[Caller, Port] | None:
+        """The call by which an input comes in, and its port there; None where it isn't known."""
         if self._call is None and len(self.callers) != 1:
             return None
         caller = self._call or self.callers[0]
         if self._inputs is None:
             self._inputs = {v: i for i, v in enumerate(jaxprs.invars(self.body))}
         position = self._inputs.get(var)
-        if position is None:
+        return None if position is None else (caller, caller.entered.inputs[position])
+
+    def exit(self, index: int, result: int, reader: Caller) -> tuple[Caller, Port, Value] | None:
+        """The value that leaves a body as a result of equation ``index``, which carries that body.
+
+        Each ``reader`` gets a view of the body of its own: of a loop's iterations, the one that
+        belongs to the reader's current one. None where several bodies, or none, could be meant.
+        """
+        child = self.children.get(index)
+        if child is None or len(child) != 1:
             return None
-        port = caller.entered.inputs[position]
+        ((key, scope),) = child.items()
+        call = Caller(self, index, self._entered[index, key])
+        for position, port in enumerate(call.entered.outputs):
+            if port.outer == result:
+                view = scope._entered_by(call)._seen_from(call, reader)
+                return call, port, Value(view, jaxprs.opened(scope.body).outvars[position])
+        return None
+
+    def _seen_from(self, call: Caller, reader: Caller) -> Scope:
+        key = (id(reader.scope), reader.index)
+        view = self._from.get(key)
+        if view is None:
+            view = self._from[key] = replace(self, _call=call, _views={}, _from={})
+        return view
+
+    def _outward(self, var: Var) -> tuple[Scope, Atom] | None:
+        found = self.entry(var)
+        if found is None:
+            return None
+        caller, port = found
         if port.flow is not Flow.SAME or port.outer is None:
             return None
         return caller.scope, caller.scope.eqns[caller.index].invars[port.outer]
@@ -311,6 +342,7 @@ class Dataflow:
             scope.callers.clear()
             scope.children.clear()
             scope._views.clear()
+            scope._from.clear()
 
     def networkx(self) -> nx.DiGraph:
         """The live equations of every scope as a graph.

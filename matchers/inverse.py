@@ -9,25 +9,30 @@ from ..compat.jaxprs import Atom, Var
 from .argsort import sort_primitive
 from .fact import limits
 from .graph import Scope, Value
-from .wrapped_index import plain_value
+from .origin import origin
 
 
 def find_inverse(scope: Scope, atom: Atom, before: int) -> Var | None:
     """A variable that holds the inverse of the permutation that indices come from.
-
-    The inverse is the permutation's argsort; or, of a permutation that is itself the argsort of
-    one, the latter. Only values that somebody reads anyway and that are there before equation
-    ``before`` count, so that nothing is computed for it.
 
     Args:
       scope: the body.
       atom: indices of shape ``[n]`` or ``[n, 1]``, known to be a permutation.
       before: the index of the equation that wants the inverse.
     """
-    permutation = plain_value(scope, atom)
+    return inverse_of(scope, origin(scope, atom), atom.aval.shape[0], before)
+
+
+def inverse_of(scope: Scope, permutation: Value, n: int, before: int) -> Var | None:
+    """A variable that holds the inverse of a permutation of ``n``, given by its `origin`.
+
+    The inverse is the permutation's argsort; or, of a permutation that is itself the argsort of
+    one, the latter. Only values that somebody reads anyway and that are there before equation
+    ``before`` count, so that nothing is computed for it.
+    """
     key = argsorted_key(permutation)
-    for var in _index_variables(scope, atom.aval.shape[0], before):
-        candidate = plain_value(scope, var)
+    for var in _index_variables(scope, n, before):
+        candidate = origin(scope, var)
         if key is not None and candidate == key and _is_permutation(key):
             return var
         if argsorted_key(candidate) == permutation:
@@ -45,7 +50,7 @@ def argsorted_key(value: Value) -> Value | None:
     shape = positions.aval.shape
     if producer.result == 0 or len(shape) != 1 or not inner.fact(positions).is_iota(0, shape):
         return None
-    return plain_value(inner, eqn.invars[0])
+    return origin(inner, eqn.invars[0])
 
 
 def _is_permutation(value: Value) -> bool:

@@ -16,8 +16,11 @@ def all_passes() -> tuple[Pass, ...]:
         affine_gather,
         argsort_packed_key,
         argsort_unique_pairs,
+        counting_scatter,
         nonnegative_index,
         permutation_scatter,
+        sorted_scatter,
+        top_k_scatter,
     )
 
     return (
@@ -26,6 +29,9 @@ def all_passes() -> tuple[Pass, ...]:
         nonnegative_index.PASS,
         affine_gather.PASS,
         permutation_scatter.PASS,
+        top_k_scatter.PASS,
+        counting_scatter.PASS,
+        sorted_scatter.PASS,
     )
 
 
