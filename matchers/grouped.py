@@ -1,7 +1,7 @@
 """Recognise indices that name each of ``groups`` places equally often, in some known order.
 
-``index[i] = (order[i + start] // div) mod groups``, with ``order`` a permutation of ``0 … total-1``:
-the tokens of rows that were sorted by expert (`order // k`), or of choices tiled over the tokens
+``index[i] = (order[i + start] // div) mod groups``, ``order`` a permutation of ``0 … total-1``: the
+tokens of rows that were sorted by expert (`order // k`), or of choices tiled over the tokens
 (`order % tokens`), whole or cut to a buffer.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..compat import jaxprs
 from ..compat.jaxprs import Atom, Eqn
@@ -102,14 +101,10 @@ def _by_constants(name: str) -> Op:
 def _quotient() -> Op:
     """``a // b`` as jax writes it for signed integers and positive ``b``."""
     div, rem = _by_constants("div_p"), _by_constants("rem_p")
-    signs = Op(primitive("ne_p"), (Op(primitive("sign_p"), (Bind("a"),)), _sign()))
+    signs = Op(primitive("ne_p"), (Op(primitive("sign_p"), (Bind("a"),)), Constant(1)))
     inexact = Op(primitive("ne_p"), (rem, Constant(0)))
     less = Op(primitive("sub_p"), (div, Constant(1)))
     return Op(primitive("select_n_p"), (commuted(primitive("and_p"), signs, inexact), div, less))
-
-
-def _sign() -> Any:
-    return Constant(1)
 
 
 @functools.cache

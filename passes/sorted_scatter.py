@@ -17,7 +17,6 @@ has, as the scatter had its own. Integers come out the same to the bit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
