@@ -85,7 +85,19 @@ def _find(scope: Scope, atom: Atom) -> Grouped | None:
         return _sliced(value.scope, eqn)
     if eqn.primitive is primitive("gather_p"):
         return _from_table(value.scope, eqn)
+    if eqn.primitive in (primitive("reshape_p"), primitive("squeeze_p")):
+        # Of n elements along one axis, whichever others of size one there are.
+        return _find(value.scope, eqn.invars[0])
+    if eqn.primitive is primitive("convert_element_type_p"):
+        return _converted(value.scope, eqn)
     return None
+
+
+def _converted(scope: Scope, eqn: Eqn) -> Grouped | None:
+    """Indices in another dtype that holds them all."""
+    inner, limit = _find(scope, eqn.invars[0]), limits(eqn.outvars[0].aval.dtype)
+    fits = inner is not None and limit is not None and inner.groups - 1 <= limit[1]
+    return inner if fits else None
 
 
 def _made(value: Value) -> Eqn | None:

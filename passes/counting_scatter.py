@@ -8,7 +8,8 @@ one after another, also where all are the same: 568,598 estimated TPU7x cycles f
 experts on the TensorCore, against 7,533 for the product (libtpu 0.0.52; one comparison with each
 expert, summed up, takes 50,797). Splitting an id into two digits leaves about 2·√E comparisons an
 id, and the matrix unit counts the pairs. Zeros and ones are exact in bfloat16 and their sums in
-float32 up to 2²⁴, so the counts are exact. The compiler keeps the scatter, or hands it to a
+float32 up to 2²⁴, so the counts are exact. Rows of few ids each, as vmap leaves them, are compared
+with every place instead. The compiler keeps the scatter, or hands it to a
 SparseCore. What lies outside is counted or not exactly as the scatter's mode says.
 """
 
@@ -30,7 +31,7 @@ from ..matchers.pattern import Mismatch, describe_atom
 from ..matchers.scattered import Elements, single_elements, unnamed_param
 from ..matchers.wrapped_index import plain_index
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-from .one_hot import counts
+from .one_hot import counts, small
 
 _MOST = 1 << 24
 """Float32 holds every integer up to it."""
@@ -38,8 +39,8 @@ _MOST_PLACES = 1 << 18
 """With more, the product takes more cycles an id than the scatter's 6.9."""
 
 
-_FEWEST_IDS = 128
-"""Of several rows, each fills a tile of the matrix unit."""
+_MOST_COMPARED = 4096
+"""The same where each id is compared with every place, for rows of few ids."""
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
@@ -95,15 +96,13 @@ def _ids_of_a_row(match: Match, elements: Elements) -> int:
 
 def _fewer_cycles(match: Match) -> Reason | None:
     elements = match.captures["elements"]
-    if elements.rows and _ids_of_a_row(match, elements) < _FEWEST_IDS:
-        return Reason("few-ids", "a product for each row would be a small one",
-                      f"{_ids_of_a_row(match, elements)} ids a row",
-                      f"at least {_FEWEST_IDS}, or one row")  # fmt: skip
     places = match.eqn.invars[0].aval.shape[elements.axis]
-    if places <= _MOST_PLACES:
+    ids = _ids_of_a_row(match, elements)
+    most = _MOST_COMPARED if small((*elements.rows, ids)) else _MOST_PLACES
+    if places <= most:
         return None
-    return Reason("too-many-places", "the product would cost more than the scatter",
-                  f"{places} places", f"at most {_MOST_PLACES}")  # fmt: skip
+    return Reason("too-many-places", "counting otherwise would cost more than the scatter",
+                  f"{places} places for {ids} ids", f"at most {most}")  # fmt: skip
 
 
 def _replace(match: Match) -> Replacement:

@@ -20,7 +20,7 @@ def clipped(ids: Any, places: int) -> Any:
 
 
 def counts(ids: Any, places: int, clip: bool) -> Any:
-    """How often each of ``0 … places-1`` occurs in each row: ``float32[…, places]``.
+    """How often each of ``0 … places-1`` occurs in each row: ``int32[…, places]``.
 
     Args:
       ids: integers ``[…, n]``, with n at most 2²⁴, so that every count is exact.
@@ -29,6 +29,24 @@ def counts(ids: Any, places: int, clip: bool) -> Any:
     """
     ids = at_least_32_bits(ids)
     ids = clipped(ids, places) if clip else ids
+    return by_comparison(ids, places) if small(ids.shape) else by_digits(ids, places)
+
+
+def small(shape: tuple[int, ...]) -> bool:
+    """Whether ``[…, n]`` ids are several rows, none of which would fill a tile of a product."""
+    return len(shape) > 1 and shape[-1] < 128
+
+
+def by_comparison(ids: Any, places: int) -> Any:
+    """Counts of ids ``[…, n]`` by comparing each with every place."""
+    shape = (*ids.shape, places)
+    spread = lax.broadcast_in_dim(ids, shape, tuple(range(ids.ndim)))
+    here = spread == lax.broadcasted_iota(ids.dtype, shape, ids.ndim)
+    return lax.reduce_sum(here.astype(np.int32), [ids.ndim - 1])
+
+
+def by_digits(ids: Any, places: int) -> Any:
+    """Counts of ids ``[…, n]`` by the product of the one-hot matrices of their two digits."""
     shift = (max(places - 1, 1).bit_length() + 1) // 2
     low_count = 1 << shift
     high_count = -(-places // low_count)
@@ -40,7 +58,8 @@ def counts(ids: Any, places: int, clip: bool) -> Any:
     )
     every = pairs.reshape(*ids.shape[:-1], high_count * low_count)
     whole = every.shape[-1] == places
-    return every if whole else lax.slice_in_dim(every, 0, places, axis=ids.ndim - 1)
+    every = every if whole else lax.slice_in_dim(every, 0, places, axis=ids.ndim - 1)
+    return every.astype(np.int32)
 
 
 def one_hot(digits: Any, count: int) -> Any:

@@ -30,9 +30,9 @@ from ..compat.weak_types import weak
 from ..matchers.graph import Scope
 from ..matchers.grouped import Grouped, find_grouped
 from ..matchers.inverse import inverse_of
+from ..matchers.origin import origin
 from ..matchers.pattern import Mismatch, describe_atom
-from ..matchers.scattered import unnamed_param, whole_slices
-from ..matchers.wrapped_index import plain_value
+from ..matchers.scattered import Slices, unnamed_param, whole_slices
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .row_sums import by_choice, masked, sorting_order, summed, taken
 
@@ -52,6 +52,10 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     return Match(scope, index, {"slices": slices, "grouped": grouped, "inverse": inverse})
 
 
+def _known(match: Match) -> tuple[Slices | None, Grouped | None]:
+    return match.captures["slices"], match.captures["grouped"]
+
+
 def _into_zeros(match: Match) -> Reason | None:
     operand = match.eqn.invars[0]
     if match.scope.fact(operand).is_zero():
@@ -69,23 +73,25 @@ def _whole_slices(match: Match) -> Reason | None:
 
 
 def _grouped(match: Match) -> Reason | None:
-    slices, grouped = match.captures["slices"], match.captures["grouped"]
-    if slices is None:
+    slices, grouped = _known(match)
+    size = None if slices is None else match.eqn.invars[0].aval.shape[slices.axis]
+    if grouped is not None and size is not None and grouped.groups >= size:
         return None
-    size = match.eqn.invars[0].aval.shape[slices.axis]
-    if grouped is not None and grouped.groups == size:
-        return None
-    value = plain_value(match.scope, match.eqn.invars[1])
+    value = origin(match.scope, match.eqn.invars[1])
     found = describe_atom(value.scope, value.atom) if grouped is None else (
         f"{grouped.total} rows of {grouped.groups} slices"
     )  # fmt: skip
+    wanted = f"quotients or remainders of a permutation, of {size or 'all'} slices"
     return Reason("not-routing", "the indices are not known to name every slice equally often",
-                  found, f"a permutation's quotients or remainders, of {size} slices")  # fmt: skip
+                  found, wanted)  # fmt: skip
 
 
 def _several(match: Match) -> Reason | None:
-    grouped = match.captures["grouped"]
-    if grouped is None or grouped.each > 1 or not _is_whole(match, grouped):
+    slices, grouped = _known(match)
+    size = None if slices is None else match.eqn.invars[0].aval.shape[slices.axis]
+    if grouped is None or grouped.each > 1 or grouped.groups != size:
+        return None
+    if not _is_whole(match, grouped):
         return None
     return Reason("is-permutation", "each slice has one row: nothing is added up",
                   f"a permutation of {grouped.total}",
@@ -93,11 +99,13 @@ def _several(match: Match) -> Reason | None:
 
 
 def _drops(match: Match) -> Reason | None:
-    grouped, mode = match.captures["grouped"], match.eqn.params["mode"]
-    if grouped is None or not grouped.dropped or mode is _MODES.FILL_OR_DROP:
+    slices, grouped, mode = (*_known(match), match.eqn.params["mode"])
+    if grouped is None or mode is not _MODES.CLIP:
         return None
-    return Reason("mode", "rows outside are not dropped", f"mode {mode.name}",
-                  "FILL_OR_DROP")  # fmt: skip
+    if not grouped.dropped and grouped.groups == match.eqn.invars[0].aval.shape[slices.axis]:
+        return None
+    return Reason("mode", "rows with an index outside are not dropped", f"mode {mode.name}",
+                  "FILL_OR_DROP, or a promise that there are none")  # fmt: skip
 
 
 def _at_hand(match: Match) -> Reason | None:
@@ -129,11 +137,12 @@ def _replace(match: Match) -> Replacement:
             places = places.astype(np.int32) - grouped.start if grouped.start else places
         else:
             places = sorting_order(indices, grouped)
+        places = places if size == grouped.groups else lax.slice_in_dim(places, 0, size, axis=1)
         total = summed(taken(updates, places, slices.rows, slices.axis, whole))
         return [weak(total) if out.weak_type else lax.convert_element_type(total, out.dtype)]
 
     operands = (updates, indices) if inverse is None else (updates, indices, inverse)
-    key = (grouped.total, grouped.div, grouped.groups, grouped.start, grouped.dropped, slices)
+    key = (grouped.total, grouped.div, grouped.groups, grouped.start, grouped.dropped, slices, size)
     return Replacement(operands, tuple(eqn.outvars), added, key)
 
 
@@ -180,7 +189,7 @@ PASS = Pass(
         Requirement(
             "is-permutation", "A slice has several rows, or the order is cut short.", _several
         ),
-        Requirement("mode", "Rows with an index outside are dropped.", _drops),
+        Requirement("mode", "Rows with an index outside, if any, are dropped.", _drops),
         Requirement(
             "no-inverse",
             "Where rows are missing, the inverse of the order is computed before, in the same "
