@@ -87,6 +87,9 @@ MEASURES = {
     "nonnegative_index": lambda eqns: len(eqns("select_n")),
     "affine_gather": lambda eqns: len(eqns("gather")),
     "permutation_scatter": lambda eqns: len(eqns("scatter-add")),
+    "sorted_scatter": lambda eqns: len(eqns("scatter-add")),
+    "counting_scatter": lambda eqns: len(eqns("scatter-add")),
+    "top_k_scatter": lambda eqns: len(eqns("scatter-add")),
 }
 
 
@@ -111,6 +114,7 @@ def routed(scores, x, weights):
     rows = rows * weights[ids.reshape(-1)[order]]
     out = rows[jnp.argsort(order)].reshape(-1, 2, x.shape[-1]).sum(1)
     out = out + x[jnp.argsort(scores[:, 0], descending=True)]
+    out = out + jnp.bincount(ids.reshape(-1), length=3)
     best = weights[jnp.argmax(scores, axis=-1)]
     steps = jnp.arange(scores.shape[0], dtype=scores.dtype)[:, None]
     return out + best + (jnp.sort(scores, axis=0) * steps).sum(1, keepdims=True)
