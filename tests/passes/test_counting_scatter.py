@@ -98,7 +98,9 @@ def test_ids_of_any_dtype_in_any_mode(same, dtype, mode):
 def test_wide_ids(same, x64, dtype):
     for mode in MODES:
         same(raw(5, mode), np.array(WIDE[dtype], dtype), passes=[NAME], applied=ONE)
-    same(functools.partial(jnp.bincount, length=9), IDS.astype(np.int64), passes=[NAME], applied=ONE)
+    same(
+        functools.partial(jnp.bincount, length=9), IDS.astype(np.int64), passes=[NAME], applied=ONE
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32, np.int16])
@@ -273,7 +275,7 @@ def test_the_battery_passes_unmutated(same):
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_caught(monkeypatch, same, mutant):
     MUTANTS[mutant](monkeypatch)
-    with pytest.raises((AssertionError, OverflowError), match="differs in its bits|out of bounds"):
+    with pytest.raises((AssertionError, OverflowError), match=r"differs in its bits|out of bounds"):
         battery(same)
 
 

@@ -120,7 +120,7 @@ def test_ways_to_the_token(way, with_inverse):
 
 
 def test_masks_and_blocks_of_an_order():
-    """``order & 3`` tiles four tokens; ``(order // 2) % 3`` has two choices in each of two blocks."""
+    """Tiles of four tokens, and two choices of each in each of two blocks."""
     for form, tokens in ((lambda o: o & 3, 4), (lambda o: (o // 2) % 3, 3), (lambda o: o // 6, 2)):
 
         def fn(keys, g, form=form, tokens=tokens):

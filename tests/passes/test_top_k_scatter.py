@@ -23,7 +23,7 @@ CT = np.random.RandomState(1).randint(-8, 9, (T, K)).astype(np.float32)
 
 
 def assert_numbers(got, want, what=""):
-    """Equal types, and equal as numbers: NaN is NaN, zeros of either sign and subnormals are zero."""
+    """Equal types, and equal as numbers: NaN is NaN, subnormals are zero."""
     left, right = jax.tree.leaves(got), jax.tree.leaves(want)
     assert len(left) == len(right), what
     for a, b in zip(left, right, strict=True):
@@ -340,7 +340,9 @@ def instead(change):
 
 
 MUTANTS = {
-    "a choice dropped": instead(lambda f, i, v, n: f(i[1:], v[1:], n) if len(i) > 1 else f(i, v, n)),
+    "a choice dropped": instead(
+        lambda f, i, v, n: f(i[1:], v[1:], n) if len(i) > 1 else f(i, v, n)
+    ),
     "places shifted by one": instead(lambda f, i, v, n: f(i + 1, v, n)),
     "choices reversed": instead(lambda f, i, v, n: f(i[::-1], v, n)),
     "shrunk by half a percent": instead(lambda f, i, v, n: f(i, v * 0.995, n)),
