@@ -114,7 +114,7 @@ def routed(scores, x, weights):
     rows = rows * weights[ids.reshape(-1)[order]]
     out = rows[jnp.argsort(order)].reshape(-1, 2, x.shape[-1]).sum(1)
     out = out + x[jnp.argsort(scores[:, 0], descending=True)]
-    out = out + jnp.bincount(ids.reshape(-1), length=3)
+    out = out * (1 + jnp.minimum(jnp.bincount(ids.reshape(-1), length=x.shape[-1]), 1))
     best = weights[jnp.argmax(scores, axis=-1)]
     steps = jnp.arange(scores.shape[0], dtype=scores.dtype)[:, None]
     return out + best + (jnp.sort(scores, axis=0) * steps).sum(1, keepdims=True)
@@ -325,7 +325,7 @@ def test_reports_name_the_line_of_the_user():
         file, number = site.source.rsplit(":", 1)
         assert pathlib.Path(file).name == WHERE
         text = lines[int(number) - 1]
-        assert any(word in text for word in ("argsort", "sort(", "[", "take")), text
+        assert any(word in text for word in ("argsort", "sort(", "[", "take", "bincount")), text
 
 
 def test_a_pass_asked_for_by_name_names_every_unmet_requirement():
