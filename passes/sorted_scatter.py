@@ -100,7 +100,7 @@ def _several(match: Match) -> Reason | None:
 
 def _drops(match: Match) -> Reason | None:
     slices, grouped, mode = (*_known(match), match.eqn.params["mode"])
-    if grouped is None or mode is not _MODES.CLIP:
+    if slices is None or grouped is None or mode is not _MODES.CLIP:
         return None
     if not grouped.dropped and grouped.groups == match.eqn.invars[0].aval.shape[slices.axis]:
         return None
