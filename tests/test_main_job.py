@@ -38,6 +38,9 @@ ROUTERS = {
     "one_takes_all": lambda router: router.at[..., 3].add(100.0),
 }
 
+OTHERS = ["nonnegative_index", "counting_scatter"]
+"""Not part of what the twin writes by hand."""
+
 
 def loss_and_grads(params: Any, batch: Any, config: plain.Config) -> Any:
     return jax.value_and_grad(plain.loss_fn)(params, batch, config)
@@ -127,12 +130,12 @@ class Programs:
 
         def grads(config: plain.Config, *, optimize: bool) -> relower.Program:
             loss = partial(plain.loss_fn, config=config)
-            loss = relower.optimize(loss, disable=["nonnegative_index"]) if optimize else loss
+            loss = relower.optimize(loss, disable=OTHERS) if optimize else loss
             return relower.lower(jax.jit(jax.value_and_grad(loss)), state.params, batch)
 
         def step(config: plain.Config, *, optimize: bool) -> relower.Program:
             train = plain.make_train_step(config)
-            train = relower.optimize(train, disable=["nonnegative_index"]) if optimize else train
+            train = relower.optimize(train, disable=OTHERS) if optimize else train
             return relower.lower(train, state, batch)
 
         self.grads = {
