@@ -119,7 +119,8 @@ def test_the_transpose_of_taking_rows_back_is_a_gather_by_the_order(padding):
     assert "rematted_computation" not in site.scope
     codes = {r.code for s in report.declined for r in s.reasons}
     assert codes <= {"layout", "not-permutation"}
-    better = jax.jit(optimize(loss_and_grads, contract="value"))(*args)
+    # Without top_k's scatter a CPU fuses what stood around it, and rounds the softmax elsewhere.
+    better = jax.jit(optimize(loss_and_grads, contract="value", disable=["top_k_scatter"]))(*args)
     wanted = jax.jit(loss_and_grads)(*args)
     for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(better), strict=True):
         assert a.dtype == b.dtype
