@@ -22,7 +22,7 @@ def find_inverse(scope: Scope, atom: Atom, before: int) -> Var | None:
       atom: indices of shape ``[n]`` or ``[n, 1]``, known to be a permutation.
       before: the index of the equation that wants the inverse.
     """
-    return _find(scope, origin(scope, atom), atom.aval.shape[0], before)
+    return inverse_of(scope, origin(scope, atom), atom.aval.shape[0], before)
 
 
 def find_inverse_elsewhere(scope: Scope, atom: Atom) -> Value | None:
@@ -35,13 +35,14 @@ def find_inverse_elsewhere(scope: Scope, atom: Atom) -> Value | None:
     if not made.crossed:
         return None
     for source in enclosing(made.value.scope):
-        var = _find(source, Origin(made.value), atom.aval.shape[0], len(source.eqns))
+        var = inverse_of(source, Origin(made.value), atom.aval.shape[0], len(source.eqns))
         if var is not None:
             return Value(source, var)
     return None
 
 
-def _find(scope: Scope, permutation: Origin, n: int, before: int) -> Var | None:
+def inverse_of(scope: Scope, permutation: Origin, n: int, before: int) -> Var | None:
+    """As `find_inverse`, of a permutation of ``n`` given by its origin."""
     key = argsorted_key(permutation)
     inverse = key if key is not None and _is_permutation(key.value) else None
     for at, var in _index_variables(scope, n):

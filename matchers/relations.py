@@ -75,19 +75,29 @@ def _is_correction(
         remains = _made_by("ne_p", inexact, producer)
         if unlike is None or remains is None:
             continue
-        left, right = (_made_by("sign_p", x, producer) for x in unlike.invars)
+        left = _made_by("sign_p", unlike.invars[0], producer)
         rest = _made_by("rem_p", remains.invars[0], producer)
-        if left is None or right is None or rest is None:
+        if left is None or rest is None:
             continue
         if (
             _same(left.invars[0], a)
-            and _same(right.invars[0], b)
+            and _is_sign(unlike.invars[1], b, producer, fact_of)
             and _same(rest.invars[0], a)
             and _same(rest.invars[1], b)
             and fact_of(remains.invars[1]).is_zero()
         ):
             return True
     return False
+
+
+def _is_sign(atom: Any, b: Any, producer: Producers, fact_of: Callable[[Any], Fact]) -> bool:
+    """Whether an atom is the sign of ``b``, taken here or, of a known one, before a loop."""
+    sign = _made_by("sign_p", atom, producer)
+    if sign is not None:
+        return _same(sign.invars[0], b)
+    lo, hi = fact_of(b).range(b.aval.dtype)
+    known = fact_of(atom).constant
+    return known is not None and ((lo > 0 and known.value == 1) or (hi < 0 and known.value == -1))
 
 
 def _made_by(name: str, atom: Any, producer: Producers) -> Any:

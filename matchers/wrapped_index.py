@@ -66,7 +66,10 @@ def _behind(value: Value) -> Value | None:
     captures: Captures = {}
     if wrapped_index().match(scope, atom, captures) is None:
         index: Value = captures["index"]
-        return index if _nonnegative(index.scope, index.atom) else None
+        if _nonnegative(index.scope, index.atom):
+            return index
+        local = _unwrapped(scope, atom)  # more may be known where the index comes out of a call
+        return None if local is None else Value(scope, local)
     found = scope.definition(atom)
     eqn = None if found is None else scope.eqns[found[0]]
     if eqn is not None and eqn.primitive in same_value():

@@ -16,11 +16,14 @@ def all_passes() -> tuple[Pass, ...]:
         affine_gather,
         argsort_packed_key,
         argsort_unique_pairs,
+        counting_scatter,
         inverse_permutation,
         nonnegative_index,
         packed_all_gather,
         permutation_scatter,
+        sorted_scatter,
         top_k_by_argmax,
+        top_k_scatter,
     )
 
     return (
@@ -30,6 +33,9 @@ def all_passes() -> tuple[Pass, ...]:
         nonnegative_index.PASS,
         affine_gather.PASS,
         permutation_scatter.PASS,
+        top_k_scatter.PASS,
+        counting_scatter.PASS,
+        sorted_scatter.PASS,
         top_k_by_argmax.PASS,
         packed_all_gather.PASS,
     )

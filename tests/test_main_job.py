@@ -40,6 +40,9 @@ ROUTERS = {
     "one_takes_all": lambda router: router.at[..., 3].add(100.0),
 }
 
+OTHERS = ["nonnegative_index", "counting_scatter"]
+"""Not part of what the twin writes by hand."""
+
 
 def loss_and_grads(params: Any, batch: Any, config: plain.Config) -> Any:
     return jax.value_and_grad(plain.loss_fn)(params, batch, config)

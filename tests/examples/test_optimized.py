@@ -14,7 +14,7 @@ from relower.lowering import lower
 from relower.passes.optimize import assert_applied, explain, optimize
 
 # Not part of what the twin writes by hand.
-OTHERS = ["nonnegative_index", "inverse_permutation", "top_k_by_argmax"]
+OTHERS = ["nonnegative_index", "inverse_permutation", "top_k_by_argmax", "counting_scatter"]
 SMALL = replace(plain.TINY, vocab=17, hidden=16, head_dim=8, expert_width=8, batch=2, sequence=16)
 
 
@@ -118,8 +118,34 @@ def test_the_transpose_of_taking_rows_back_is_a_gather_by_the_order(padding):
     assert "rematted_computation" not in site.scope
     codes = {r.code for s in report.declined for r in s.reasons}
     assert codes <= {"layout", "not-permutation"}
-    better = jax.jit(optimize(loss_and_grads, contract="value"))(*args)
+    # Without top_k's scatter a CPU fuses what stood around it, and rounds the softmax elsewhere.
+    better = jax.jit(optimize(loss_and_grads, contract="value", disable=["top_k_scatter"]))(*args)
     wanted = jax.jit(loss_and_grads)(*args)
     for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(better), strict=True):
         assert a.dtype == b.dtype
         assert np.array_equal(np.asarray(a), np.asarray(b))  # -0.0 equals 0.0
+
+
+SCATTERS = ["permutation_scatter", "sorted_scatter", "counting_scatter", "top_k_scatter"]
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_no_scatter_by_the_routing_is_left(padding):
+    """Those of the embedding and of the labels stay, each declined with its reason."""
+    config = replace(SMALL, padding=padding)
+
+    def loss_and_grads(params, batch):
+        return jax.value_and_grad(plain.loss_fn)(params, batch, config)
+
+    state, batch = plain.abstract_inputs(config)
+    report = explain(loss_and_grads, state.params, batch, passes=SCATTERS)
+    counts = report.counts()
+    assert counts == dict.fromkeys(SCATTERS, 1) | {"counting_scatter": 2}, str(report)
+    left = explain(optimize(loss_and_grads, passes=SCATTERS), state.params, batch, passes=SCATTERS)
+    assert not left.applied
+    lines = inspect.getsource(plain).splitlines()
+    for site in left.declined:
+        file, _, line = site.source.rpartition(":")
+        assert "routed_moe" not in file or "embedding" in lines[int(line) - 1], str(left)
+    codes = {r.code for s in left.declined if s.pass_name == "sorted_scatter" for r in s.reasons}
+    assert "not-routing" in codes
