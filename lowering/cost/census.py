@@ -65,7 +65,7 @@ def _reached(
         trips = trip_count(module, where, op) if op.opcode == "while" else 1
         inner = times * (1 if trips is None else trips)
         roles = ("calls", "body", "condition", "branches")
-        if op.opcode == "call":
+        if op.opcode in ("call", "call-start"):
             roles += ("to_apply",)
         for role in roles:
             for name in op.called.get(role, ()):

@@ -118,7 +118,7 @@ def _cost(
 ) -> OpCost:
     aside = overlapped(op)
     estimate, rung = _estimate(op, figures)
-    moved = 0 if op.opcode.endswith(("-done", "-update")) else hbm_bytes(module, where, op)
+    moved = _moved(module, where, op)
     product = flops(module, where, op)
     by_bytes, by_flops = moved / chip.bytes_per_cycle, product / chip.flops_per_cycle
     return OpCost(
@@ -136,9 +136,30 @@ def _cost(
         window=window_cycles(op.config),
         bundles=figures.bundles.get(op.name),
         overlapped=aside,
+        sparse=_sparse_core(module, op),
         custom_call=op.attributes.get("custom_call_target") if op.opcode == "custom-call" else None,
         hbm_bound=by_bytes >= by_flops,
     )
+
+
+def _moved(module: HloModule, where: Computation, op: Instruction) -> int:
+    if op.opcode.endswith(("-done", "-update")):
+        return 0
+    inner = _called(module, op, "calls") + _called(module, op, "to_apply")
+    if op.opcode.endswith("-start") and inner:
+        return sum(
+            _moved(module, part, each)
+            for part in inner
+            for each in part.instructions.values()
+            if works(each)
+        )
+    return hbm_bytes(module, where, op)
+
+
+def _sparse_core(module: HloModule, op: Instruction) -> bool:
+    """Whether an instruction starts work on the SparseCore."""
+    inner = _called(module, op, "calls") + _called(module, op, "to_apply")
+    return op.opcode.endswith("-start") and any(part.thread == "sparsecore" for part in inner)
 
 
 def _estimate(op: Instruction, figures: Figures) -> tuple[int | None, Rung]:
@@ -165,7 +186,21 @@ def kind_of(module: HloModule, op: Instruction) -> str:
     inner = _called(module, op, "calls")
     if op.opcode == "fusion" and inner:
         return f"fusion {inner[0].root.opcode}"
+    if _sparse_core(module, op):
+        return f"SparseCore {_work(module, inner)}"
     if op.opcode == "async-start" and inner:
-        thread = inner[0].thread
-        return f"async {inner[0].root.opcode}" + ("" if thread == "main" else f" on {thread}")
+        return f"async {inner[0].root.opcode}"
     return op.opcode
+
+
+def _work(module: HloModule, parts: list[Computation], depth: int = 0) -> str:
+    """What a SparseCore call does, by the first gather, scatter or sort in it."""
+    for part in parts:
+        for op in part.instructions.values():
+            if op.opcode in ("gather", "scatter", "sort", "dynamic-update-slice"):
+                return op.opcode
+            inner = _called(module, op, "calls") + _called(module, op, "to_apply")
+            found = _work(module, inner, depth + 1) if inner and depth < _DEPTH else "call"
+            if found != "call":
+                return found
+    return "call"

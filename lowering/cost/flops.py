@@ -71,7 +71,9 @@ def _windows(text: str, count: int) -> list[_Window]:
         found = [int(part.split("_")[0]) for part in fields.get(name, "").split("x") if part]
         return found if len(found) == count else [default] * count
 
-    rows = zip(values("stride", 1), values("pad", 0), values("lhs_dilate", 1), values("rhs_dilate", 1))
+    rows = zip(
+        values("stride", 1), values("pad", 0), values("lhs_dilate", 1), values("rhs_dilate", 1)
+    )
     return [_Window(*row) for row in rows]
 
 

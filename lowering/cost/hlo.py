@@ -20,8 +20,10 @@ _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$")
 _OPCODE = re.compile(r"\s*(?P<opcode>[\w\-]+)\(")
 _OPERAND = re.compile(r"%([\w.\-]+)")
-_CALLED = re.compile(r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}")
+_CALLED = re.compile(
+    r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
+)
+_SEVERAL = re.compile(r"\b(branch_computations|called_computations|calls)=\{([^}]*)\}")
 _METADATA = re.compile(r'metadata=\{((?:[^{}"]|"(?:[^"\\]|\\.)*")*)\}')
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s}]+)')
 _ATTRIBUTE = re.compile(
@@ -194,10 +196,14 @@ def _config(text: str) -> tuple[str, Mapping[str, Any]]:
 
 def _called(text: str) -> dict[str, tuple[str, ...]]:
     found = {role: (name,) for role, name in _CALLED.findall(text)}
-    branches = [name for name in (found.pop("true_computation", ()) + found.pop("false_computation", ()))]
-    for group in _BRANCHES.findall(text):
-        branches += [name.strip().lstrip("%") for name in group.split(",") if name.strip()]
-    return {**found, "branches": tuple(branches)} if branches else found
+    branches = found.pop("true_computation", ()) + found.pop("false_computation", ())
+    for role, group in _SEVERAL.findall(text):
+        names = tuple(name.strip().lstrip("%") for name in group.split(",") if name.strip())
+        if role == "branch_computations":
+            branches += names
+        else:
+            found["calls"] = found.get("calls", ()) + names
+    return {**found, "branches": branches} if branches else found
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -41,9 +41,7 @@ def measure(staged: StagedModule, *, limits: Limits | None = None, bundles: bool
         notes: list[str] = []
         extra = final_bundles.flags(dump) if bundles else []
         try:
-            compiled = compile_staged(
-                staged, flags=[profile.flag(profiles), *extra], limits=limits
-            )
+            compiled = compile_staged(staged, flags=[profile.flag(profiles), *extra], limits=limits)
             figures = Figures("profile", {}, final_bundles.read_bundles(dump))
             return build_cost(staged, compiled, figures, notes)
         except CompileFailed as error:
@@ -120,11 +118,18 @@ def _left_out(module: HloModule, ops: tuple[OpCost, ...]) -> list[str]:
         )
     if any(op.times == 0 for op in ops):
         found.append("of a conditional's branches the costliest is counted")
-    aside = [op for op in ops if op.overlapped and not op.kind.endswith(("-done", "-update"))]
+    sparse = [op for op in ops if op.sparse]
+    if sparse:
+        found.append(f"{len(sparse)} calls of the SparseCore have no cycles on any rung")
+    aside = [
+        op
+        for op in ops
+        if op.overlapped and not op.sparse and not op.kind.endswith(("-done", "-update"))
+    ]
     if aside:
-        moved = sum(op.hbm_bytes * (op.times or 1) for op in aside)
+        moved = sum(op.hbm_bytes * (1 if op.times is None else op.times) for op in aside)
         found.append(
-            f"{len(aside)} instructions run beside others (copies, collectives, SparseCore): "
-            f"{moved:,} HBM bytes, no cycles"
+            f"{len(aside)} copies and collectives that run beside other instructions have no "
+            f"cycles ({moved:,} HBM bytes)"
         )
     return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .chip import Chip
@@ -54,6 +55,8 @@ class OpCost:
     """VLIW bundles in the final schedule of this instruction's code."""
     overlapped: bool = False
     """Starts or ends something that runs beside other instructions (a copy, a collective)."""
+    sparse: bool = False
+    """Starts work on the SparseCore, which no rung has a figure for."""
     custom_call: str | None = None
     """A custom call's target; ``tpu_custom_call`` is a Mosaic kernel."""
     hbm_bound: bool = True
@@ -98,16 +101,40 @@ class Total:
     ops: int
     """Instructions summed."""
     ops_of: int
-    """Instructions that do work on the core; overlapped ones are left out."""
+    """Instructions that do work, on the TensorCore or the SparseCore; copies and collectives that
+    run beside them are left out."""
     bytes: int
-    """HBM bytes of the instructions summed, executions of unknown number counted once."""
+    """HBM bytes of the instructions summed."""
     bytes_of: int
+    """Of all; executions of unknown number count once."""
+    flops: int
+    """FLOPs of matrix products in the instructions summed."""
+    flops_of: int
 
     @property
     def coverage(self) -> str:
-        """As in ``12 of 14 operations, 93 % of HBM bytes``."""
-        share = 100 * self.bytes / self.bytes_of if self.bytes_of else 100.0
-        return f"{self.ops:,} of {self.ops_of:,} operations, {share:.0f} % of HBM bytes"
+        """As in ``12 of 14 operations, 93 % of HBM bytes``, and of FLOPs where there are any."""
+        parts = [f"{self.ops:,} of {self.ops_of:,} operations"]
+        for name, have, of in (
+            ("HBM bytes", self.bytes, self.bytes_of),
+            ("FLOPs", self.flops, self.flops_of),
+        ):
+            if of:
+                parts.append(f"{_percent(have, of)} of {name}")
+        return ", ".join(parts)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every instruction that does work has a figure."""
+        return self.ops == self.ops_of and self.ops > 0
+
+
+def _percent(have: int, of: int) -> str:
+    """Rounded towards what is missing: 100 % is all of it, 0 % none."""
+    share = 100 * have / of
+    if have != of and share > 99:
+        return ">99 %"
+    return "<1 %" if have and share < 1 else f"{share:.0f} %"
 
 
 @dataclass(frozen=True)
@@ -136,6 +163,11 @@ class Collective:
     """``bytes`` over the device's link bandwidth: a lower bound, overlap not considered."""
 
 
+def _of_run(op: OpCost, amount: int) -> int:
+    """An amount of one execution, for one run; an unknown number of executions counts as one."""
+    return amount * (1 if op.times is None else op.times)
+
+
 @dataclass(frozen=True)
 class Cost:
     """What one program costs on one device of the target."""
@@ -162,7 +194,7 @@ class Cost:
     def total(self, rung: Rung | None = None) -> Total:
         """The sum over one rung: the program's own where none is named."""
         rung = rung or self.rung
-        real = [op for op in self.ops if not op.overlapped]
+        real = [op for op in self.ops if op.sparse or not op.overlapped]
         summed = [op for op in real if op.rung == rung and op.total is not None]
         return Total(
             rung=rung,
@@ -170,9 +202,26 @@ class Cost:
             estimate=sum(op.total_estimate or 0 for op in summed),
             ops=len(summed),
             ops_of=len(real),
-            bytes=sum(op.hbm_bytes * (op.times or 1) for op in summed),
-            bytes_of=sum(op.hbm_bytes * (op.times or 1) for op in real),
+            bytes=sum(_of_run(op, op.hbm_bytes) for op in summed),
+            bytes_of=sum(_of_run(op, op.hbm_bytes) for op in real),
+            flops=sum(_of_run(op, op.flops) for op in summed),
+            flops_of=sum(_of_run(op, op.flops) for op in real),
         )
+
+    def within(self, scope: str) -> Cost:
+        """The same program, cut down to the operations whose name scope has a component ``scope``.
+
+        Memory and counts stay those of the whole.
+        """
+        parts = re.compile(rf"(^|[/(]){re.escape(scope)}([/)]|$)")
+        return replace(self, ops=tuple(op for op in self.ops if parts.search(op.scope or "")))
+
+    @property
+    def floor(self) -> float:
+        """Cycles that one run takes at least: all HBM bytes, or all FLOPs, at the chip's best."""
+        moved = sum(_of_run(op, op.hbm_bytes) for op in self.ops)
+        work = sum(_of_run(op, op.flops) for op in self.ops)
+        return max(moved / self.chip.bytes_per_cycle, work / self.chip.flops_per_cycle)
 
     @property
     def has_cycles(self) -> bool:

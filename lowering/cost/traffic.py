@@ -55,7 +55,9 @@ def _read_inside(inner: Computation, value: Instruction, shape: Shape, depth: in
             total += _read_inside(inner, user, shape, depth + 1)
         else:
             total += sum(
-                _read_by(user, n, shape) for n, name in enumerate(user.operands) if name == value.name
+                _read_by(user, n, shape)
+                for n, name in enumerate(user.operands)
+                if name == value.name
             )
     return total
 

@@ -100,8 +100,8 @@ def _operand(module: HloModule, place: _Place, number: int) -> _Place | None:
     if number >= len(operands):
         return None
     found = place.computation.instructions.get(operands[number])
-    return None if found is None else _resolve(
-        module, _Place(place.computation, found, place.outer)
+    return (
+        None if found is None else _resolve(module, _Place(place.computation, found, place.outer))
     )
 
 
