@@ -25,7 +25,7 @@ def flops(module: HloModule, where: Computation, op: Instruction) -> int:
     if inner is not None:
         return sum(flops(module, inner, i) for i in inner.instructions.values())
     operands = [where.instructions.get(name) for name in op.operands[:2]]
-    left, right = (operands + [None, None])[:2]
+    left, right = [*operands, None, None][:2]
     if left is None or right is None or not (left.shapes and right.shapes and op.shapes):
         return 0
     if op.opcode == "dot":
