@@ -104,8 +104,9 @@ def compile_staged(
     with tempfile.TemporaryDirectory(prefix="relower-") as folder:
         staged.save(folder)
         noise = Path(folder, "noise.txt")
-        command = [sys.executable, "-P", "-m", "relower.lowering.compile_child", folder]
-        ended = run_limited(command, env=child_environment(flags), output=noise, limits=limits)
+        ended = run_limited(
+            child_command(folder), env=child_environment(flags), output=noise, limits=limits
+        )
         answer = Path(folder, "answer.json")
         if not answer.is_file():
             raise _failure(staged.name, ended, limits, noise)
@@ -114,6 +115,11 @@ def compile_staged(
             raise CompileFailed(f"{staged.name}: {found['error']}", found["kind"])
         hlo = Path(folder, "hlo.txt").read_text()
         return Compiled(hlo, found["memory"], found["cost"], ended.seconds)
+
+
+def child_command(folder: str) -> list[str]:
+    """The command that compiles what a folder holds."""
+    return [sys.executable, "-P", "-m", "relower.lowering.compile_child", folder]
 
 
 def child_environment(flags: Sequence[str]) -> dict[str, str]:

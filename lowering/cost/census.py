@@ -64,7 +64,7 @@ def _reached(
     for op in where.instructions.values():
         trips = trip_count(module, where, op) if op.opcode == "while" else 1
         inner = times * (1 if trips is None else trips)
-        roles = ("calls", "body", "condition", "branches")
+        roles: tuple[str, ...] = ("calls", "body", "condition", "branches")
         if op.opcode in ("call", "call-start"):
             roles += ("to_apply",)
         for role in roles:

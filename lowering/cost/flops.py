@@ -6,12 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 
-import numpy as np
-
 from .hlo import Computation, HloModule, Instruction
 
 _LABELS = re.compile(r"(\w+)_(\w+)->(\w+)")
-_MOST_PAIRS = 10**8
 
 
 def flops(module: HloModule, where: Computation, op: Instruction) -> int:
@@ -79,13 +76,19 @@ def _windows(text: str, count: int) -> list[_Window]:
 
 def _pairs(size: int, kernel: int, out: int, window: _Window) -> int:
     """Pairs of output position and kernel position that fall on an element of the input."""
-    if kernel * out > _MOST_PAIRS:
-        return 0
-    at = np.arange(out, dtype=np.int64) * window.stride - window.pad
     last = (size - 1) * window.lhs_dilate
-    total = 0
-    for k in range(kernel):
-        position = at + k * window.rhs_dilate
-        valid = (position >= 0) & (position <= last) & (position % window.lhs_dilate == 0)
-        total += int(valid.sum())
-    return total
+    offsets = (k * window.rhs_dilate - window.pad for k in range(kernel))
+    return sum(_hits(window.stride, c, window.lhs_dilate, last, out) for c in offsets)
+
+
+def _hits(stride: int, offset: int, dilate: int, last: int, out: int) -> int:
+    """How many o of 0 … out-1 have o·stride + offset a multiple of ``dilate`` in 0 … last."""
+    common = math.gcd(stride, dilate)
+    if offset % common:
+        return 0
+    period = dilate // common
+    first = -(offset // common) * pow(stride // common, -1, period) % period
+    low = max(0, -(offset // stride))
+    high = min(out - 1, (last - offset) // stride)
+    low += (first - low) % period
+    return max(0, (high - low) // period + 1)

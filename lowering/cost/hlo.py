@@ -110,7 +110,8 @@ def read_hlo(text: str) -> HloModule:
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[str], str]]:
-    header, body = "", []
+    header = ""
+    body: list[str] = []
     for line in text.splitlines():
         if not header:
             if _HEADER.match(line):
@@ -195,7 +196,7 @@ def _config(text: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def _called(text: str) -> dict[str, tuple[str, ...]]:
-    found = {role: (name,) for role, name in _CALLED.findall(text)}
+    found: dict[str, tuple[str, ...]] = {r: (name,) for r, name in _CALLED.findall(text)}
     branches = found.pop("true_computation", ()) + found.pop("false_computation", ())
     for role, group in _SEVERAL.findall(text):
         names = tuple(name.strip().lstrip("%") for name in group.split(",") if name.strip())

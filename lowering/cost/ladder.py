@@ -13,7 +13,7 @@ from .census import collectives, counts
 from .chip import chip_of
 from .estimate import Figures, op_costs, unknown_loops
 from .hlo import HloModule, read_hlo
-from .model import Cost, Memory, OpCost
+from .model import Cost, Memory, OpCost, Rung
 from .versions import versions
 
 _SALVAGEABLE = ("crash", "time", "memory")
@@ -65,7 +65,7 @@ def _plain(staged: StagedModule, dump: Path, limits: Limits | None) -> Compiled:
     return compile_staged(staged, limits=limits)
 
 
-def _rung(salvaged: dict[str, int], counted: dict[str, int]) -> str:
+def _rung(salvaged: dict[str, int], counted: dict[str, int]) -> Rung:
     if salvaged:
         return "salvaged"
     return "bundles" if counted else "counts"
