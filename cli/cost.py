@@ -36,12 +36,27 @@ def add(commands: Subparsers, summary: str) -> None:
     )
     group.add_argument("--target", metavar="KIND:AxBxC", help="as in TPU7x:2x2x1, the default")
     group.add_argument("--mesh", metavar="AXIS=N,…", help="for a case that has no mesh")
-    group.add_argument("--arg", action="append", default=[], metavar="SPEC",
-                       help="'bf16[8,128]', once for each argument of a plain function")  # fmt: skip
-    group.add_argument("--limit", type=seconds, default=600.0, metavar="SECONDS",
-                       help="for each lowering and each compilation; default: 600")  # fmt: skip
-    group.add_argument("--memory-limit", type=seconds, default=16.0, metavar="GIB",
-                       help="host memory of each compilation; default: 16")  # fmt: skip
+    group.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="'bf16[8,128]', once for each argument of a plain function",
+    )
+    group.add_argument(
+        "--limit",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="for each lowering and each compilation; default: 600",
+    )
+    group.add_argument(
+        "--memory-limit",
+        type=seconds,
+        default=16.0,
+        metavar="GIB",
+        help="host memory of each compilation; default: 16",
+    )
     parser.set_defaults(route=None)
 
 
@@ -52,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
     a = measured(options, options.a, options.passes)
     if second is None:
         if options.json:
-            print_json(cost_json(a))
+            print_json("cost", cost_json(a))
         else:
             show_cost(console(), a, options.a, options.ops)
         return 0
@@ -60,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     b = measured(options, second, passes_b)
     found = compare(a, b)
     if options.json:
-        print_json(comparison_json(found))
+        print_json("cost_comparison", comparison_json(found))
     else:
         show_comparison(console(), found, (options.a, second), options.ops)
     return 2 if found.worse is None else int(found.worse)

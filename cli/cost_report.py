@@ -12,6 +12,9 @@ from ..gates.render import indented, plural, source_text
 from ..lowering.cost.compare import Comparison, Group
 from ..lowering.cost.model import RUNGS, Cost, OpCost
 
+NOISE = 0.01
+"""The share of a place's cycles below which a loss is printed without the word."""
+
 _COUNTS = (
     "sort", "fusion", "all-gather", "reduce-scatter", "all-reduce", "all-to-all",
     "collective-permute", "gather", "scatter", "copy", "convert", "custom-call", "while",
@@ -141,8 +144,10 @@ def _row(group: Group) -> tuple[str, str, Text, Text]:
     what = kinds[0] if kinds[0] == kinds[1] else f"{kinds[0]} → {kinds[1]}"
     if saving is None:
         saved = Text("no figure", style="yellow")
-    elif saving < 0:
+    elif saving < -NOISE * (group.before or 0.0):
         saved = Text(f"{saving:,.0f} REGRESSION", style="bold red")
+    elif saving < 0:
+        saved = Text(f"{saving:,.0f}", style="red")
     else:
         saved = Text(f"{saving:,.0f}", style="green")
     where = Text.assemble((source_text(group.place), "cyan"), f"  {what}")

@@ -11,7 +11,10 @@ from relower.lowering.process import Limits, run_limited
 
 def run(tmp_path, code, **limits):
     return run_limited(
-        [sys.executable, "-c", code], env=os.environ, output=tmp_path / "out", limits=Limits(**limits)
+        [sys.executable, "-c", code],
+        env=os.environ,
+        output=tmp_path / "out",
+        limits=Limits(**limits),
     )
 
 

@@ -1,6 +1,7 @@
 """Trip counts, and loops whose count stays unknown."""
 
 import pytest
+
 from relower.lowering.cost.hlo import read_hlo
 from relower.lowering.cost.trips import trip_count
 
