@@ -156,6 +156,18 @@ def _row(group: Group) -> tuple[str, str, Text, Text]:
 
 def _verdict(found: Comparison) -> Text:
     before, after = found.before, found.after
+    if found.worse is None:
+        count = len(found.undecided)
+        why = (
+            f"{plural(count, 'place')} changed and have no figure"
+            if count
+            else "no place has a figure on both sides"
+        )
+        return Text(
+            f"undecided: {why}; where both have one, {before:,.0f} → {after:,.0f} cycles, "
+            f"rung {found.a.rung}",
+            style="bold yellow",
+        )
     ratio = f", {before / after:.2f}× as fast" if after and after <= before else ""
     if found.worse:
         ratio = f", {after / before:.2f}× the cycles" if before else ""

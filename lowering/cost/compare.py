@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ class Group:
     after: float | None
     kinds_before: tuple[str, ...]
     kinds_after: tuple[str, ...]
+    alike: bool
+    """Whether the same operations on the same shapes stand there on both sides."""
 
     @property
     def saving(self) -> float | None:
@@ -60,9 +63,20 @@ class Comparison:
         return sum(g.after or 0.0 for g in self.compared)
 
     @property
+    def undecided(self) -> tuple[Group, ...]:
+        """The groups that changed and have no figure on one side at least."""
+        return tuple(g for g in self.groups if g.saving is None and not g.alike)
+
+    @property
     def worse(self) -> bool | None:
-        """Whether B costs more cycles than A; None where that can't be said."""
-        return self.after > self.before if self.unlike is None and self.compared else None
+        """Whether B costs more cycles than A; None where that can't be said.
+
+        It can't where cycles of the two can't be compared, nothing has a figure on both sides, or
+        a place that changed has none. Places alike on both sides need no figure.
+        """
+        if self.unlike is not None or self.undecided or not self.compared:
+            return None
+        return self.after > self.before
 
 
 def compare(a: Cost, b: Cost) -> Comparison:
@@ -85,6 +99,7 @@ def compare(a: Cost, b: Cost) -> Comparison:
             _sum(after.get(name, ())),
             _kinds(before.get(name, ())),
             _kinds(after.get(name, ())),
+            _work(before.get(name, ())) == _work(after.get(name, ())),
         )
         for name in dict.fromkeys((*before, *after))
     ]
@@ -124,6 +139,10 @@ def _grouped(ops: Iterable[OpCost], place: Callable[[OpCost], str]) -> dict[str,
 def _sum(ops: Iterable[OpCost]) -> float | None:
     totals = [op.total for op in ops]
     return None if None in totals else sum(t for t in totals if t is not None)
+
+
+def _work(ops: Iterable[OpCost]) -> Counter[tuple[str, str, int | None]]:
+    return Counter((op.kind, op.shape, op.times) for op in ops)
 
 
 def _kinds(ops: Iterable[OpCost]) -> tuple[str, ...]:

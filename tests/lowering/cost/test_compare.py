@@ -60,12 +60,26 @@ def test_savings_by_source_line(scan_text):
     }
     assert found.worse is True
     assert found.groups[0].place == "/home/user/model.py:11"
+    assert found.undecided == ()  # the places without a figure are alike on both sides
+
+
+def test_a_changed_place_without_a_figure_leaves_it_undecided(scan_text):
+    cycles = {op.name: 5 for op in cost_of(scan_text).ops if op.name != "iota.3"}
+    before, after = (
+        cost_of(scan_text, cycles),
+        cost_of(scan_text.replace("s32[512]", "s32[256]"), cycles),
+    )
+    found = compare(before, after)
+    assert [g.place for g in found.undecided] == ["/home/user/model.py:10"]
+    assert found.worse is None
 
 
 def test_by_scope_where_the_files_differ(scan_text):
     other = scan_text.replace("/home/user/model.py", "/home/user/other.py")
     before, after = cost_of(scan_text), cost_of(other.replace("jit(scan)", "jit(g)"))
-    assert {"while/body/eval_jaxpr/jit(argsort)"} <= {g.place for g in compare(before, after).groups}
+    assert {"while/body/eval_jaxpr/jit(argsort)"} <= {
+        g.place for g in compare(before, after).groups
+    }
 
 
 def test_equal_programs_are_no_worse(scan_text):

@@ -93,7 +93,8 @@ def test_window_positions_are_counted_as_by_hand(stride, dilate, pad):
     )
     window = f"size={kernel} stride={stride} pad={pad}_0 lhs_dilate={dilate} rhs_dilate={spread}"
     module, where, op = op_of(
-        f"f32[1,{out},1]{{2,1,0}} convolution(%a, %b), window={{{window}}}, dim_labels=b0f_0io->b0f",
+        f"f32[1,{out},1]{{2,1,0}} convolution(%a, %b), window={{{window}}}, "
+        "dim_labels=b0f_0io->b0f",
         f"%a = f32[1,{size},1]{{2,1,0}} parameter(0)",
         f"%b = f32[{kernel},1,1]{{2,1,0}} parameter(1)",
     )
@@ -187,7 +188,7 @@ def test_collectives_are_estimated_apart():
 
 ENTRY %main (x: bf16[1024]) -> bf16[4096] {
   %x = bf16[1024]{0} parameter(0)
-  %g = (bf16[1024]{0}, bf16[4096]{0}) all-gather-start(%x), replica_groups=[2,4]<=[8], dimensions={0}
+  %g = (bf16[1024]{0}, bf16[4096]{0}) all-gather-start(%x), replica_groups=[2,4]<=[8]
   %d = bf16[4096]{0} all-gather-done(%g)
   ROOT %r = bf16[4096]{0} all-reduce(%d), replica_groups={{0,1},{2,3}}, to_apply=%add
 }

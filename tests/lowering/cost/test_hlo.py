@@ -47,7 +47,7 @@ def test_metadata_of_older_versions_names_its_file():
 
 ENTRY %main (x: f32[8]) -> f32[8] {
   %x = f32[8]{0} parameter(0)
-  ROOT %y = f32[8]{0} negate(%x), metadata={op_name="jit(f)/neg" source_file="/u/m.py" source_line=4}
+  ROOT %y = f32[8]{0} negate(%x), metadata={op_name="f/neg" source_file="/u/m.py" source_line=4}
 }
 """
     module = read_hlo(text)
