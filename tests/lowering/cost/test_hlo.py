@@ -97,3 +97,24 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 def test_text_that_is_no_hlo_is_refused():
     with pytest.raises(InputError, match="no entry computation"):
         read_hlo("module @x {}")
+
+
+def test_the_caller_of_a_frame_of_this_package_is_taken():
+    from relower.lowering.cost.frames import read_frames
+    from relower.lowering.locations import _HOUSE
+
+    frames = read_frames(
+        "HloModule m\n\nFileNames\n"
+        f'1 "/u/step.py"\n2 "{_HOUSE}/passes/some.py"\n\n'
+        'FunctionNames\n1 "f"\n\nFileLocations\n'
+        "1 {file_name_id=1 function_name_id=1 line=5 end_line=5}\n"
+        "2 {file_name_id=1 function_name_id=1 line=7 end_line=7}\n"
+        "3 {file_name_id=2 function_name_id=1 line=9 end_line=9}\n\n"
+        "StackFrames\n1 {file_location_id=1 parent_frame_id=1}\n"
+        "2 {file_location_id=2 parent_frame_id=2}\n"
+        "3 {file_location_id=3 parent_frame_id=3}\n"
+        "4 {file_location_id=3 parent_frame_id=4}\n\n"
+    )
+    assert frames.source({"stack_frame_id": "4"}) == "/u/step.py:7"
+    assert frames.source({"stack_frame_id": "2"}) == "/u/step.py:7"
+    assert frames.source({"stack_frame_id": "9"}) is None
