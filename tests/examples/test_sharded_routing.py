@@ -1,4 +1,4 @@
-"""The routing of the example with sharded experts: what is left of it, and that it computes the same.
+"""The routing of the example with sharded experts: what is left of it, and its bits.
 
 Eight devices, the experts sharded four ways, forward and backward, two layers under scan and remat.
 """
