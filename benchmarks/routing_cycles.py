@@ -62,6 +62,8 @@ class Row:
     """The ratio of the first step to the best rewritten one that the project aims at."""
     scope: str | None = None
     """Only operations in this name scope are summed."""
+    known_sorts: bool = False
+    """The known figures are of the sorts alone, without packing and unpacking."""
 
 
 def argsort_ids(ids: jax.Array) -> jax.Array:
@@ -76,12 +78,6 @@ def argsort_hidden_positions(ids: jax.Array) -> jax.Array:
     ids = relower.assume_range(ids, 0, EXPERTS - 1)
     positions = lax.optimization_barrier(lax.iota(jnp.int32, ids.shape[0]))
     return lax.sort((ids, positions), num_keys=1, is_stable=True)[1]
-
-
-def argsort_packed_by_hand(ids: jax.Array) -> jax.Array:
-    bits = (ids.size - 1).bit_length()
-    word = (ids.astype(jnp.uint32) << jnp.uint32(bits)) | lax.iota(jnp.uint32, ids.size)
-    return (lax.sort(word, is_stable=False) & jnp.uint32(2**bits - 1)).astype(jnp.int32)
 
 
 def top_k(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -144,6 +140,7 @@ def rows() -> list[Row]:
                 replace(PACKED, known=247_455),
             ),
             wanted=3.0,
+            known_sorts=True,
         ),
         Row(
             "argsort_655360", argsort_ids, (_ids(MANY_TOKENS),),
@@ -153,6 +150,7 @@ def rows() -> list[Row]:
                 replace(PACKED, known=247_455),
             ),
             wanted=3.0,
+            known_sorts=True,
         ),
         Row(
             "argsort_81920", argsort_ids, (_ids(TOKENS),),
@@ -225,11 +223,17 @@ def measured(row: Row, step: Step, limit: float) -> dict[str, Any]:
         "cycles": total.estimate if found.has_cycles else None,
         "bounded": round(total.cycles),
         "coverage": total.coverage,
+        "compared": _sorts(part) if row.known_sorts else total.estimate,
         "sorts": {str(n): count for n, count in found.sorts.items()},
         "temp": found.memory.temp,
         "seconds": round(found.seconds, 1),
         "libtpu": found.versions["libtpu"],
     }
+
+
+def _sorts(cost: Cost) -> int:
+    """The estimates of a program's sorts alone."""
+    return sum(op.total_estimate or 0 for op in cost.ops if op.kind.startswith("sort"))
 
 
 def line(result: dict[str, Any], first: dict[str, Any] | None) -> str:
@@ -242,7 +246,7 @@ def line(result: dict[str, Any], first: dict[str, Any] | None) -> str:
     base = first["cycles"] if first and first.get("rung") == result["rung"] else None
     ratio = f"{base / cycles:5.2f}×" if base else "     –"
     known = result["known"]
-    off = f"{100 * (cycles / known - 1):+.1f} % of {known:,}" if known else ""
+    off = f"{100 * (result['compared'] / known - 1):+.1f} % of {known:,}" if known else ""
     return f"{head} {cycles:>10,} {ratio}  {result['rung']:8} {off:22} {result['coverage']}"
 
 
@@ -290,7 +294,7 @@ def main() -> int:
             if r.get("libtpu") == TABLE_VERSION
             and r["known"]
             and r["cycles"]
-            and abs(r["cycles"] / r["known"] - 1) > TOLERANCE
+            and abs(r["compared"] / r["known"] - 1) > TOLERANCE
         ]
     if options.json:
         print(json.dumps(everything, indent=2))

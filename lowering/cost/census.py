@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ _COLLECTIVES = (
     "collective-permute", "collective-broadcast",
 )  # fmt: skip
 _GROUPS = re.compile(r"\{\{([\d,]*)\}")
+_MESH_GROUPS = re.compile(r"mesh\[([^\]]*)\]\s*\{([^{}]*)\}")
+_EXTENT = re.compile(r"'([^']+)'=(\d+)")
+_AXIS = re.compile(r"'([^']+)'(?::\(\d+\)(\d+))?")
 _IOTA_GROUPS = re.compile(r"\[(\d+),(\d+)\]<=")
 
 
@@ -101,4 +105,9 @@ def _group_size(op: Instruction) -> int | None:
     listed = _GROUPS.match(text)
     if listed is not None and listed[1]:
         return listed[1].count(",") + 1
-    return None
+    over_mesh = _MESH_GROUPS.match(text)
+    if over_mesh is None:
+        return None
+    extents = {name: int(extent) for name, extent in _EXTENT.findall(over_mesh[1])}
+    axes = _AXIS.findall(over_mesh[2])
+    return math.prod(int(part or extents.get(name, 1)) for name, part in axes) if axes else None

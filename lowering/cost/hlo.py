@@ -27,7 +27,8 @@ _SEVERAL = re.compile(r"\b(branch_computations|called_computations|calls)=\{([^}
 _METADATA = re.compile(r'metadata=\{((?:[^{}"]|"(?:[^"\\]|\\.)*")*)\}')
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s}]+)')
 _ATTRIBUTE = re.compile(
-    r'\b(\w+)=("(?:[^"\\]|\\.)*"|\{(?:[^{}]|\{[^{}]*\})*\}|\[[\d,]*\]<=\[[\d,]*\]|[^\s,{}]+)'
+    r'\b(\w+)=("(?:[^"\\]|\\.)*"|\{(?:[^{}]|\{[^{}]*\})*\}|\[[\d,]*\]<=\[[\d,]*\]'
+    r"|mesh\[[^\]]*\]\s*\{[^{}]*\}|[^\s,{}]+)"
 )
 _DECODER = json.JSONDecoder()
 

@@ -199,6 +199,26 @@ ENTRY %main (x: bf16[1024]) -> bf16[4096] {
     assert found["all-reduce"].seconds == 8192 / CHIP.link_bandwidth
 
 
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        ("mesh['data'=8] {'data'}", 8),
+        ("mesh['a'=4,'b'=2] {'a','b'}", 8),
+        ("mesh['a'=4,'b'=2] {'b'}", 2),
+        ("mesh['a'=8] {'a':(1)4}", 4),
+        ("{{0,1,2,3},{4,5,6,7}}", 4),
+        ("[4,2]<=[8]", 2),
+    ],
+)
+def test_a_collective_sends_to_its_group(groups, size):
+    module, _, op = op_of(
+        f"f32[64]{{0}} all-reduce(%a), channel_id=1, replica_groups={groups}, to_apply=%add",
+        "%a = f32[64]{0} parameter(0)",
+    )
+    (found,) = collectives(module, CHIP)
+    assert found.bytes == 2 * 256 * (size - 1) // size, op.attributes
+
+
 def test_a_chip_without_figures():
     with pytest.raises(InputError, match="no figures for 'TPU9'; known: TPU7x"):
         chip_of("TPU9:1x1x1")
