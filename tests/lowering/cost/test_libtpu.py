@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def stable(ids):
-    return jnp.argsort(relower.assume_range(ids, 0, 511))
+    return jnp.argsort(ids & 511)
 
 
 IDS = jax.ShapeDtypeStruct((8192,), jnp.int32)
@@ -35,8 +35,8 @@ def test_a_sort_is_profiled_whole(sort):
     assert sort.sorts == {2: 1}
     total = sort.total()
     assert total.complete
-    # 12,165 with libtpu 0.0.52 and 12,168 with 0.0.42.1.
-    assert total.estimate == pytest.approx(12_165, rel=0.02)
+    # 12,900 with libtpu 0.0.52 and 12,903 with 0.0.42.1; a later one may differ a little more.
+    assert total.estimate == pytest.approx(12_900, rel=0.02)
     (op,) = [op for op in sort.ops if op.kind == "sort of 2"]
     assert op.source.startswith(__file__)
     assert op.scope.endswith("jit(argsort)/sort")
@@ -51,7 +51,7 @@ def test_a_rewrite_is_cheaper_and_the_saving_is_at_the_users_line(sort):
     found = compare(sort, after)
     assert after.sorts == {1: 1}
     assert found.worse is False
-    # 1.02 at this size, where a sort of pairs is cheap too; 5.06 at 81,920.
+    # Little at this size, where a sort of pairs is cheap too; five times at 81,920.
     assert found.before > found.after
     assert found.groups[0].place.startswith(__file__)
     assert found.groups[0].kinds_after == ("fusion or", "sort of 1", "fusion convert")
