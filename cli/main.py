@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": "show every site that a pass would rewrite, or why it won't",
     "lower": "lower a case for the TPU and show what it holds",
     "diff": "compare two programs and say where they differ",
+    "cost": "compile a case for a TPU on this host: cycles, memory, what a rewrite saves",
     "probe": "lower a case several times and say what isn't the same each time",
     "gate": "check what must be identical and what must differ",
 }

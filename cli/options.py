@@ -42,7 +42,7 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
         help="'bf16[8,128]', once for each argument of a plain function",
     )
     group.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="for one lowering; default: none"
+        "--timeout", type=seconds, metavar="SECONDS", help="for one lowering; default: none"
     )
 
 
@@ -60,7 +60,8 @@ def _jobs(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A positive number of an option."""
     try:
         value = float(text)
     except ValueError:

@@ -33,7 +33,7 @@ PassSet = Literal["default"] | tuple[str, ...] | None
 class Job:
     """One request to a child. Paths are taken as seen from ``cwd``."""
 
-    do: Literal["lower", "explain", "catalogue"]
+    do: Literal["lower", "explain", "catalogue", "stage"]
     spec: str = ""
     args: tuple[str, ...] = ()
     passes: PassSet = None
@@ -43,7 +43,7 @@ class Job:
     mesh: Mapping[str, int] | None = None
     levels: tuple[str, ...] = ("exact", "inlined", "dataflow")
     output: str | None = None
-    """Where ``lower`` puts the artifact."""
+    """Where ``lower`` puts the artifact, and the folder in which ``stage`` puts a module."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments of ``lower``."""
     history: bool = False

@@ -54,6 +54,18 @@ def _lower(request: dict[str, Any]) -> Any:
     return {"expect": dict(chosen.expect)}
 
 
+def _stage(request: dict[str, Any]) -> Any:
+    from ..lowering.compile import stage_module
+    from ..lowering.targets import DEFAULT_TARGET
+
+    chosen = _case(request)
+    if request["passes"] is not None:
+        chosen = _with_passes(chosen, request)
+    staged = stage_module(chosen, request["target"] or DEFAULT_TARGET)
+    replace(staged, name=request["spec"]).save(request["output"])
+    return None
+
+
 def _explain(request: dict[str, Any]) -> Any:
     import jax
 
@@ -115,6 +127,7 @@ _DO: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lower": _lower,
     "explain": _explain,
     "catalogue": _catalogue,
+    "stage": _stage,
 }
 
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from .lowering.case import Case as Case
     from .lowering.case import case as case
     from .lowering.change import Difference as Difference
+    from .lowering.cost.api import cost as cost
+    from .lowering.cost.model import Cost as Cost
     from .lowering.diff import diff as diff
     from .lowering.lower import lower as lower
     from .lowering.program import Program as Program
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Case": "lowering.case",
+    "Cost": "lowering.cost.model",
     "Difference": "lowering.change",
     "PassNotApplicable": "passes.base",
     "Program": "lowering.program",
@@ -31,6 +34,7 @@ _HOME = {
     "assert_applied": "passes.optimize",
     "assume_range": "matchers.assume_range",
     "case": "lowering.case",
+    "cost": "lowering.cost.api",
     "diff": "lowering.diff",
     "explain": "passes.optimize",
     "lower": "lowering.lower",

@@ -1,0 +1,135 @@
+"""Compiles a staged program and climbs down the ladder to the best figures it can get."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from ..compile import Compiled, CompileFailed, StagedModule, compile_staged
+from ..process import Limits
+from . import bundles as final_bundles
+from . import profile
+from .census import collectives, counts
+from .chip import chip_of
+from .estimate import Figures, op_costs, unknown_loops
+from .hlo import HloModule, read_hlo
+from .model import Cost, Memory, OpCost, Rung
+from .versions import versions
+
+_SALVAGEABLE = ("crash", "time", "memory")
+
+
+def measure(staged: StagedModule, *, limits: Limits | None = None, bundles: bool = False) -> Cost:
+    """The cost of a program.
+
+    It is compiled with the compiler's static analysis on. Where that kills or outlasts its
+    process, the program is compiled once more without, and what the analysis had written is kept.
+
+    Args:
+        staged: from `stage_module`.
+        limits: of each compilation.
+        bundles: whether to count final bundles although there are cycles.
+
+    Raises:
+        CompileFailed: not even the plain compilation gave a program.
+    """
+    chip_of(staged.target)
+    with tempfile.TemporaryDirectory(prefix="relower-") as parent:
+        profiles, dump = Path(parent, "profiles"), Path(parent, "bundles")
+        profiles.mkdir()
+        dump.mkdir()
+        notes: list[str] = []
+        extra = final_bundles.flags(dump) if bundles else []
+        try:
+            compiled = compile_staged(staged, flags=[profile.flag(profiles), *extra], limits=limits)
+            figures = Figures("profile", {}, final_bundles.read_bundles(dump))
+            return build_cost(staged, compiled, figures, notes)
+        except CompileFailed as error:
+            if error.kind not in _SALVAGEABLE:
+                raise
+            notes.append(f"no profile of the whole program: {_cause(staged, error)}")
+        salvaged = profile.read_profiles(profiles)
+        compiled = _plain(staged, dump, limits)
+        counted = final_bundles.read_bundles(dump)
+        figures = Figures(_rung(salvaged, counted), salvaged, counted)
+        return build_cost(staged, compiled, figures, notes)
+
+
+def _plain(staged: StagedModule, dump: Path, limits: Limits | None) -> Compiled:
+    """Without analysis; the final bundles with it, unless dumping them is what fails."""
+    try:
+        return compile_staged(staged, flags=final_bundles.flags(dump), limits=limits)
+    except CompileFailed as error:
+        if error.kind != "crash":
+            raise
+    return compile_staged(staged, limits=limits)
+
+
+def _rung(salvaged: dict[str, int], counted: dict[str, int]) -> Rung:
+    if salvaged:
+        return "salvaged"
+    return "bundles" if counted else "counts"
+
+
+def _cause(staged: StagedModule, error: CompileFailed) -> str:
+    return str(error).removeprefix(f"{staged.name}: ")
+
+
+def build_cost(
+    staged: StagedModule, compiled: Compiled, figures: Figures, notes: list[str]
+) -> Cost:
+    """The cost of a compiled program, from the figures of one rung."""
+    module = read_hlo(compiled.hlo)
+    chip = chip_of(staged.target)
+    ops = op_costs(module, chip, figures)
+    kinds, sorts = counts(module)
+    rung = figures.rung
+    if rung in ("profile", "salvaged") and not any(op.rung == rung for op in ops):
+        rung = "bundles" if any(op.bundles for op in ops) else "counts"
+    return Cost(
+        name=staged.name,
+        target=staged.target,
+        chip=chip,
+        rung=rung,
+        ops=ops,
+        memory=_memory(compiled),
+        counts=kinds,
+        sorts=sorts,
+        collectives=collectives(module, chip),
+        notes=(*notes, *_left_out(module, ops)),
+        versions=versions(),
+        seconds=compiled.seconds,
+    )
+
+
+def _memory(compiled: Compiled) -> Memory:
+    found = {name: max(0, int(value)) for name, value in compiled.memory.items()}
+    summed = found["arguments"] + found["outputs"] - found["alias"] + found["temp"]
+    return Memory(**{**found, "peak": found["peak"] or summed})
+
+
+def _left_out(module: HloModule, ops: tuple[OpCost, ...]) -> list[str]:
+    found = []
+    loops = unknown_loops(module)
+    if loops:
+        found.append(
+            f"{len(loops)} of the program's loops run an unknown number of times "
+            f"({', '.join(loops[:3])}{', …' if len(loops) > 3 else ''}): left out of totals"
+        )
+    if any(op.times == 0 for op in ops):
+        found.append("of a conditional's branches the costliest is counted")
+    sparse = [op for op in ops if op.sparse]
+    if sparse:
+        found.append(f"{len(sparse)} calls of the SparseCore have no cycles on any rung")
+    aside = [
+        op
+        for op in ops
+        if op.overlapped and not op.sparse and not op.kind.endswith(("-done", "-update"))
+    ]
+    if aside:
+        moved = sum(op.hbm_bytes * (1 if op.times is None else op.times) for op in aside)
+        found.append(
+            f"{len(aside)} copies and collectives that run beside other instructions have no "
+            f"cycles ({moved:,} HBM bytes)"
+        )
+    return found

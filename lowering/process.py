@@ -1,0 +1,109 @@
+"""A command under limits of time and memory, its whole process group ended with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one command may use."""
+
+    seconds: float | None = 600.0
+    memory: int | None = 16 * 2**30
+    """Bytes of memory of its own, over all its processes, files mapped from disk left out."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    why: Literal["exit", "signal", "time", "memory"]
+    """``time`` and ``memory``: it went over that limit and was ended."""
+    code: int
+    """The exit code, or the signal's number, negated."""
+    seconds: float
+    peak: int
+    """The most memory seen, in bytes; looked at every `POLL_SECONDS`."""
+
+
+def run_limited(
+    command: Sequence[str], *, env: Mapping[str, str], output: Path, limits: Limits
+) -> Ended:
+    """Runs a command in a process group of its own until it ends or goes over a limit.
+
+    Whatever ends the wait, an exception included, no process of the group is left.
+
+    Args:
+        command: the program and its arguments.
+        env: the command's whole environment.
+        output: the file that takes its output and errors.
+        limits: when to end it.
+    """
+    start = time.monotonic()
+    with output.open("wb") as sink:
+        child = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            start_new_session=True,
+        )
+    why: Literal["time", "memory"] | None = None
+    peak = 0
+    try:
+        while child.poll() is None:
+            peak = max(peak, group_memory(child.pid))
+            if limits.memory is not None and peak > limits.memory:
+                why = "memory"
+            elif limits.seconds is not None and time.monotonic() - start > limits.seconds:
+                why = "time"
+            if why is not None:
+                break
+            time.sleep(POLL_SECONDS)
+    finally:
+        _end_group(child)
+    taken = time.monotonic() - start
+    code = child.returncode
+    return Ended(why or ("signal" if code < 0 else "exit"), code, taken, peak)
+
+
+def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """Kills every process of the group, also where its first one has ended."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # none is left
+    child.wait()
+
+
+def group_memory(group: int) -> int:
+    """Bytes of anonymous and shared memory that the processes of a group hold."""
+    total = 0
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                total += _own_memory(Path(entry.path, "status").read_text())
+        except (OSError, IndexError, ValueError):
+            continue  # it ended meanwhile
+    return total
+
+
+def _own_memory(status: str) -> int:
+    """``RssAnon`` and ``RssShmem`` of a ``/proc`` status, in bytes."""
+    kinds = ("RssAnon:", "RssShmem:")
+    lines = [line.split() for line in status.splitlines() if line.startswith(kinds)]
+    return sum(int(fields[1]) * 1024 for fields in lines)

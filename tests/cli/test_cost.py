@@ -1,0 +1,143 @@
+"""``relower cost``: exit codes and reports, on costs that are made rather than compiled."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from relower.cli import cost as command
+from relower.cli.main import main
+from relower.lowering.compile import Compiled, StagedModule
+from relower.lowering.cost.estimate import Figures
+from relower.lowering.cost.ladder import build_cost
+
+HLO = Path(__file__).parents[1] / "lowering" / "cost" / "data" / "scan_sort.hlo"
+MEMORY = {"arguments": 8, "outputs": 4, "alias": 1, "temp": 2, "code": 3, "peak": 0}
+CASES = """
+import jax, jax.numpy as jnp
+
+def add(x):
+    return x + 1
+"""
+
+
+def made(cycles):
+    staged = StagedModule(b"", {}, "TPU7x:2x2x1", "step")
+    found = Compiled(HLO.read_text(), MEMORY, {}, 1.0)
+    figures = Figures("salvaged", cycles, {})
+    return build_cost(staged, found, figures, ["no profile of the whole program: it died"])
+
+
+A = made({"sort.8": 6000, "copy.10": 1000})
+FULL = {op.name: 100 for op in A.ops}
+
+
+@pytest.fixture
+def costs(monkeypatch):
+    """Costs by the case's text and its passes, in the compiler's place."""
+
+    def install(**by_name):
+        def measured(options, spec, passes):
+            return by_name[passes or spec.partition(":")[2]]
+
+        monkeypatch.setattr(command, "measured", measured)
+
+    return install
+
+
+def test_one_program(costs, capfd):
+    costs(a=A)
+    assert main(["cost", "x.py:a"]) == 0
+    out = capfd.readouterr().out
+    assert "rung salvaged: what the analysis had written when it was cut short" in out
+    assert "43,000 cycles" in out
+    assert "covers 2 of 8 operations" in out
+    assert "note: no profile of the whole program: it died" in out
+    assert "sorts by operands: 1 of 2" in out
+
+
+@pytest.mark.parametrize(
+    ("b", "code", "said"),
+    [
+        (made({**FULL, "sort.8": 50}), 0, "B costs no more: "),
+        (made(FULL), 0, "B costs no more: "),
+        (made({}), 2, "cycles can't be compared: A's figures stand on the rung"),
+        (made({"while.1": 1, "copy.10": 5}), 2, "undecided: no place has a figure on both sides"),
+    ],
+)
+def test_exit_codes(costs, capfd, b, code, said):
+    costs(a=made(FULL), b=b)
+    assert main(["cost", "x.py:a", "x.py:b"]) == code
+    assert said in capfd.readouterr().out
+
+
+def test_a_regression_is_marked_and_exits_with_1(costs, capfd):
+    costs(a=made(FULL), b=made({**FULL, "dynamic_update_slice.3": 500}))
+    assert main(["cost", "x.py:a", "x.py:b"]) == 1
+    out = capfd.readouterr().out
+    assert "-2,800 REGRESSION" in out
+    assert "B costs more: " in out
+
+
+def test_a_program_against_itself_rewritten(costs, capfd):
+    costs(a=made(FULL), packed=made({**FULL, "sort.8": 20}))
+    assert main(["cost", "x.py:a", "--passes-b", "packed"]) == 0
+    assert "B costs no more" in capfd.readouterr().out
+
+
+def test_json_follows_its_schema(costs, capfd, parsed):
+    costs(a=A, b=made({**FULL, "sort.8": 2000}))
+    assert main(["cost", "x.py:a", "--json"]) == 0
+    found = parsed("cost", capfd.readouterr().out)
+    assert found["total"]["estimate"] == 43_000
+    assert main(["cost", "x.py:a", "x.py:b", "--json"]) == 2
+    parsed("cost_comparison", capfd.readouterr().out)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cases.py").write_text(CASES)
+    (tmp_path / "base.program").write_bytes(b"")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["base.program"], "an artifact holds a program's normal form, which can't be compiled"),
+        (["cases.py:none"], "no 'none'"),
+        (["cases.py:add", "--arg", "f32[8]", "--target", "TPU9:1x1x1"], "no such kind 'TPU9'"),
+        (["cases.py:add", "--arg", "f32[8]", "--passes", "no_such"], "no pass called 'no_such'"),
+    ],
+)
+def test_bad_input_is_one_line(folder, capfd, arguments, said):
+    assert main(["cost", *arguments]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed: nothing is missing"
+)
+def test_a_missing_compiler_is_one_line(folder, capfd):
+    assert main(["cost", "cases.py:add", "--arg", "f32[8]"]) == 2
+    err = capfd.readouterr().err
+    assert "libtpu isn't installed: install relower[tpu]" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.libtpu
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="libtpu isn't installed, so nothing is compiled: install relower[tpu]",
+)
+def test_with_the_compiler(folder, capfd, parsed):
+    assert main(["cost", "cases.py:add", "--arg", "f32[1024,1024]", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert parsed("cost", out)["memory"]["arguments"] == 4 * 1024 * 1024
+    assert main(["cost", "cases.py:add", "--arg", "f32[8]", "--limit", "0.01"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1

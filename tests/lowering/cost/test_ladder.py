@@ -1,0 +1,114 @@
+"""The ladder, with the compiler's part played by recorded text."""
+
+import pytest
+
+from relower.lowering.compile import Compiled, CompileFailed, StagedModule
+from relower.lowering.cost import ladder
+from relower.lowering.process import Limits
+
+STAGED = StagedModule(b"", {}, "TPU7x:2x2x1", "step")
+MEMORY = {"arguments": 8, "outputs": 4, "alias": 0, "temp": 2, "code": 3, "peak": 20}
+ENTRY = 'hlo_op_estimate {\n  hlo_op_name: "sort.8"\n  estimated_cycles: 6873\n}\n'
+SCHEDULE = "Schedule analysis:\n\ttotal scheduled bundles:    907\n\t907.00 x: %sort.8 = (s32[4])"
+
+
+@pytest.fixture
+def compiler(monkeypatch, scan_text):
+    """Plays the compiler: what each call does, in order; returns the flags of each call."""
+    calls = []
+
+    def install(*plays, text=scan_text):
+        def compile_staged(staged, *, flags=(), limits=None):
+            calls.append((list(flags), limits))
+            plays[len(calls) - 1]({f.partition("=")[0]: f.partition("=")[2] for f in flags})
+            return Compiled(text, MEMORY, {}, 1.0)
+
+        monkeypatch.setattr(ladder, "compile_staged", compile_staged)
+        return calls
+
+    return install
+
+
+def fine(flags):
+    """Compiles, and dumps nothing."""
+
+
+def dies(flags):
+    raise CompileFailed("step: the TPU compiler died (SIGABRT): a check (x.cc:1)", "crash")
+
+
+def dies_late(flags):
+    folder = flags["--xla_jf_dump_static_llo_profile_to"]
+    with open(f"{folder}/sort.8_TPU7x_static_llo_profile.textproto", "w") as file:
+        file.write(ENTRY)
+    dies(flags)
+
+
+def dumps(flags):
+    folder = flags["--xla_jf_dump_to"]
+    with open(f"{folder}/12-sort.8-00-schedule-analysis_final_bundles.txt", "w") as file:
+        file.write(SCHEDULE)
+    with open(f"{folder}/12-TLP-00-schedule-analysis_final_bundles.txt", "w") as file:
+        file.write(SCHEDULE)
+
+
+def test_profile(compiler, sparse_text):
+    calls = compiler(fine, text=sparse_text)
+    cost = ladder.measure(STAGED, limits=Limits(5.0))
+    assert cost.rung == "profile"
+    assert cost.total().estimate == 50
+    assert cost.total().coverage.startswith("1 of 2 operations")
+    assert [limits for _, limits in calls] == [Limits(5.0)]
+    assert "SparseCore have no cycles" in " ".join(cost.notes)
+
+
+def test_salvaged(compiler):
+    compiler(dies_late, dumps)
+    cost = ladder.measure(STAGED)
+    assert cost.rung == "salvaged"
+    assert cost.total().estimate == 7 * 6873
+    assert cost.notes[0] == (
+        "no profile of the whole program: the TPU compiler died (SIGABRT): a check (x.cc:1)"
+    )
+    assert {op.name: op.bundles for op in cost.ops}["sort.8"] == 907
+
+
+def test_bundles(compiler):
+    compiler(dies, dumps)
+    cost = ladder.measure(STAGED)
+    assert (cost.rung, cost.has_cycles, cost.total().ops) == ("bundles", False, 0)
+
+
+def test_counts_where_dumping_fails_too(compiler):
+    calls = compiler(dies, dies, fine)
+    cost = ladder.measure(STAGED)
+    assert cost.rung == "counts"
+    assert cost.sorts == {2: 1}
+    assert calls[2][0] == []
+
+
+def test_window_estimates_are_shown_and_never_summed(compiler):
+    compiler(dies, fine)
+    cost = ladder.measure(STAGED)
+    assert any(op.window for op in cost.ops)
+    assert cost.total().cycles == 0
+
+
+@pytest.mark.parametrize("kind", ["missing", "target", "rejected"])
+def test_what_no_rung_can_help_ends_at_once(compiler, kind):
+    def refuses(flags):
+        raise CompileFailed("step: no", kind)
+
+    calls = compiler(refuses)
+    with pytest.raises(CompileFailed, match="step: no"):
+        ladder.measure(STAGED)
+    assert len(calls) == 1
+
+
+def test_a_limit_that_the_plain_compilation_exceeds_ends_it(compiler):
+    def slow(flags):
+        raise CompileFailed("step: stopped", "time")
+
+    compiler(slow, slow)
+    with pytest.raises(CompileFailed, match="stopped"):
+        ladder.measure(STAGED)
