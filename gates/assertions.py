@@ -8,7 +8,6 @@ fails the test by `pytest.fail`, which is no `AssertionError`: a control written
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from ..lowering.program import LEVELS, Level, Program
 from .child import Job, run
 from .containment import checked, strays
 from .render import plain
+from .revision import is_case
 from .vacuity import unmet, work
 
 GROUPS_SHOWN = 20
@@ -33,8 +33,6 @@ TIMEOUT = 900.0
 
 Comparable = Program | Case | tuple[object, ...] | str
 """A lowered program, a case, ``(function, *args)``, ``FILE.py:NAME`` or an artifact's path."""
-
-_CASE = re.compile(r".+\.py:[^:/\\]+")
 
 
 class ProgramAssertions:
@@ -172,7 +170,7 @@ class ProgramAssertions:
         )
 
     def _from_file(self, what: str, levels: tuple[Level, ...]) -> tuple[Program, Mapping[str, int]]:
-        if not _CASE.fullmatch(what):
+        if not is_case(what):
             return load(self._root / what), {}
         with tempfile.TemporaryDirectory(prefix="relower-pytest-") as folder:
             output = str(Path(folder, "lowered.program"))
