@@ -29,7 +29,7 @@ _OPAQUE = frozenset(
         "urllib.Request",
     )
 )
-_ALL = "*"
+ALL = "*"
 """Stands for the whole environment where a program went through it."""
 
 
@@ -38,7 +38,10 @@ class Recorder:
     """What has been read since `start`."""
 
     files: set[str] = field(default_factory=set)
-    folders: set[str] = field(default_factory=set)
+    searched: set[str] = field(default_factory=set)
+    """Folders that modules were looked for in."""
+    listed: set[str] = field(default_factory=set)
+    """Folders that anything else listed."""
     variables: set[str] = field(default_factory=set)
     opaque: set[str] = field(default_factory=set)
 
@@ -54,7 +57,7 @@ class Recorder:
             return get(environ, name)
 
         def iterate(environ: Any) -> Any:
-            names.add(_ALL)
+            names.add(ALL)
             return each(environ)
 
         kind.__getitem__, kind.__iter__ = getitem, iterate
@@ -65,20 +68,43 @@ class Recorder:
             if _reads(mode, flags):
                 _add(self.files, path)
         elif event in ("os.listdir", "os.scandir"):
-            _add(self.folders, "." if arguments[0] is None else arguments[0])
+            folder = "." if arguments[0] is None else arguments[0]
+            _add(self.searched if _for_imports() else self.listed, folder)
         elif event in _OPAQUE:
             self.opaque.add(event)
 
-    def found(self) -> Mapping[str, list[str]]:
-        """Everything read so far, with the sources of all modules; plain JSON."""
+    def found(self, apart: str | None = None) -> Mapping[str, list[str]]:
+        """Everything read so far, with the sources of all modules; plain JSON.
+
+        Args:
+            apart: a folder whose files are left out.
+        """
         files = {_source(path) for path in self.files} | set(module_files()) | set(_libraries())
-        folders = self.folders | {os.path.abspath(entry or ".") for entry in sys.path}
+        searched = self.searched | {os.path.abspath(entry or ".") for entry in sys.path}
+
+        def kept(paths: set[str]) -> list[str]:
+            return sorted(p for p in paths if apart is None or not Path(p).is_relative_to(apart))
+
         return {
-            "files": sorted(path for path in files if not os.path.isdir(path)),
-            "folders": sorted(folders),
+            "files": [path for path in kept(files) if not os.path.isdir(path)],
+            "searched": kept(searched),
+            "listed": kept(self.listed),
             "variables": sorted(self.variables),
             "opaque": sorted(self.opaque),
         }
+
+
+def _for_imports() -> bool:
+    """Whether the import system, or this package on its behalf, lists a folder."""
+    frame: Any = sys._getframe(2)
+    if frame.f_code.co_filename.startswith("<frozen importlib"):
+        return True
+    while frame is not None:
+        where = (frame.f_globals.get("__name__"), frame.f_code.co_name)
+        if where == ("relower.lowering.load", "_set_strangers_aside"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def module_files() -> Iterable[str]:

@@ -64,7 +64,8 @@ def _lower(request: dict[str, Any]) -> Any:
         from .origins import as_at
 
         program = as_at(request["tree"], program)
-    found = _RECORDER.found() if request["record"] else None
+    root = request["revision"] and request["revision"]["root"]  # what is there, the commit says
+    found = _RECORDER.found(root) if request["record"] else None
     save(program, request["output"])
     return {"expect": dict(chosen.expect), "notes": notes, "read": found}
 

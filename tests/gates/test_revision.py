@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -44,8 +43,9 @@ def git(folder, *arguments):
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
         "GIT_CONFIG_GLOBAL": os.devnull,
-        **{f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
-    }  # fmt: skip
+        **dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL"), "a@b"),
+        **dict.fromkeys(("GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"), "a@b"),
+    }
     command = ["git", "-c", "protocol.file.allow=always", *arguments]
     done = subprocess.run(
         command, cwd=folder, env=environment, check=True, capture_output=True, text=True
@@ -112,7 +112,8 @@ def test_a_revision_beside_the_work_tree(repo, hook, tmp_path, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "index-of-a-hook"))
+    for name in ("GIT_DIR", "GIT_INDEX_FILE"):  # as inside a hook of another repository
+        monkeypatch.setenv(name, str(tmp_path / "of-another"))
     before = state(repo)
     then, notes = lowered(repo, "train.py:step@main", tmp_path / "a.program", hook)
     assert state(repo) == before
@@ -288,5 +289,3 @@ def test_interrupted_leaves_nothing(repo, tmp_path, number):
     assert err == b""
     assert [p.name for p in temporary.iterdir()] == []
     assert state(repo) == before
-
-
