@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_whatever_was_read_has_changed(lowering, change):
+    if change is not CHANGES["any name where names were listed"]:
+        lowering.read["listed"] = []
     lowering.kept()
     assert lowering.found() is not None
     change(lowering)
@@ -118,8 +121,9 @@ def test_variables(lowering, monkeypatch, name):
     lowering.kept()
     monkeypatch.setenv("GITHUB_RUN_ID", "12")  # nothing asked for it
     assert lowering.found() is not None
-    monkeypatch.setenv(name, "1")
-    assert lowering.found() is None
+    for value in ("1", ""):
+        monkeypatch.setenv(name, value)
+        assert lowering.found() is None
 
 
 def test_a_program_that_goes_through_the_environment():
@@ -206,7 +210,7 @@ def damage(path, how):
     elif how == "flipped":
         path.write_bytes(data[:60] + bytes([data[60] ^ 1]) + data[61:])
     elif how == "other":
-        path.write_bytes(b'{"body": {}, "check": ""}' if path.suffix == ".json" else b"PK")
+        save(replace(PROGRAM, ops={"stablehlo.add": 2}), path)  # whole, and not what was stored
     else:
         path.write_bytes(data.replace(b'"kernels": 2', b'"kernels": 1'))
 
@@ -250,6 +254,24 @@ def test_the_longest_unused_go_first(lowering):
     lowering.data.write_text("6")
     assert lowering.found() is not None
     lowering.data.write_text("0")
+    assert lowering.found() is None
+
+
+def test_what_is_used_stays(lowering):
+    for number in range(2):
+        lowering.data.write_text(str(number))
+        time.sleep(0.02)
+        lowering.kept()
+    lowering.data.write_text("0")
+    assert lowering.found() is not None
+    time.sleep(0.02)
+    lowering.data.write_text("2")
+    time.sleep(0.02)
+    sizes = [p.stat().st_size for p in (lowering.folder / "cache").iterdir()]
+    lowering.kept(limit=sum(sizes))
+    lowering.data.write_text("0")
+    assert lowering.found() is not None
+    lowering.data.write_text("1")
     assert lowering.found() is None
 
 
@@ -381,6 +403,7 @@ print(json.dumps(r.found()))
         assert {"ASKED", "IN", "GOT"} <= set(found["variables"])
         assert ALL not in found["variables"]
         assert found["opaque"] == []
+        assert json.__file__ in found["files"]  # loaded before it began
         assert any("libc" in path or "libpython" in path for path in found["files"])
     everything = code.replace("import beside", "dict(os.environ); os.system('true')")
     told = subprocess.run(
