@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..lowering.errors import InputError
@@ -25,6 +26,8 @@ MAX_BYTES = 1 << 24
 SHORT = 16
 """Hexadecimal digits of the digest of one function; the verdict rests on the whole one."""
 LINES_SHOWN = 12
+_COUNTER = re.compile(r"_\d+$")
+"""What JAX adds to the name of a second function; it moves with whatever is traced before."""
 _KINDS = ("module", "function", "kernel")
 
 
@@ -36,8 +39,8 @@ class Part:
     label: str
     digest: str
     operations: int
-    calls: int = 1
-    """Of a kernel, counted through the call graph."""
+    times: int = 1
+    """Of a kernel, its calls, counted through the call graph; of anything else, equal copies."""
 
     @property
     def title(self) -> str:
@@ -72,17 +75,19 @@ def environment(stamp: Mapping[str, str]) -> str:
 def snapshot_of(program: Program, level: Level, of: str) -> Snapshot:
     """The index of ``program`` at ``level``."""
     form = program.forms[level]
-    parts = [_part(section, 1) for section in form.sections]
+    copies = Counter(_part(section, 1) for section in form.sections)
+    parts = [replace(part, times=count) for part, count in copies.items()]
     parts += [_part(k, program.kernel_calls.get(n, 0)) for n, k in program.kernels.items()]
     fields = dict(program.stamp.fields)
     return Snapshot(of, level, form.digest, fields, tuple(parts), dict(program.ops))
 
 
-def _part(section: Section, calls: int) -> Part:
+def _part(section: Section, times: int) -> Part:
     alone = KERNEL.sub("kernel:", CALLEE.sub("@", section.text))
     digest = hashlib.sha256(alone.encode()).hexdigest()[:SHORT]
     operations = sum('"(' in line for line in section.text.split("\n"))
-    return Part(section.kind, section.label or section.name, digest, operations, calls)
+    label = _COUNTER.sub("", section.label) or section.name
+    return Part(section.kind, label, digest, operations, times)
 
 
 def written(snapshot: Snapshot) -> str:
@@ -94,7 +99,7 @@ def written(snapshot: Snapshot) -> str:
     def table(values: Mapping[str, Any]) -> str:
         return lines([f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(values.items())])
 
-    parts = [json.dumps([p.kind, p.label, p.digest, p.operations, p.calls]) for p in snapshot.parts]
+    parts = [json.dumps([p.kind, p.label, p.digest, p.operations, p.times]) for p in snapshot.parts]
     return (
         f'{{\n "format": {json.dumps(FORMAT)},\n "of": {json.dumps(snapshot.of)},\n'
         f' "level": {json.dumps(snapshot.level)},\n "digest": {json.dumps(snapshot.digest)},\n'
@@ -133,12 +138,12 @@ def read(data: bytes, name: str) -> Snapshot:
 
 
 def _read_part(entry: Any) -> Part:
-    kind, label, digest, operations, calls = entry
+    kind, label, digest, operations, times = entry
     if kind not in _KINDS or not isinstance(label, str) or not isinstance(digest, str):
         raise ValueError("a function or kernel of it")
-    if not all(type(n) is int and n >= 0 for n in (operations, calls)):
+    if not all(type(n) is int and n >= 0 for n in (operations, times)):
         raise ValueError("a count of it")
-    return Part(kind, label, digest, operations, calls)
+    return Part(kind, label, digest, operations, times)
 
 
 def changes(old: Snapshot, new: Snapshot) -> list[str]:
@@ -173,7 +178,8 @@ def _parts_changed(old: Sequence[Part], new: Sequence[Part]) -> list[str]:
         what = [] if part.digest == same.digest else [f"{part.digest[:8]} → {same.digest[:8]}"]
         if part.operations != same.operations:
             what.append(f"{part.operations} → {same.operations} operations")
-        if part.calls != same.calls:
-            what.append(f"{part.calls} → {same.calls} calls")
+        if part.times != same.times:
+            noun = "calls" if part.kind == "kernel" else "copies"
+            what.append(f"{part.times} → {same.times} {noun}")
         found.append(f"{part.title} changed: {', '.join(what)}")
     return found + [f"{part.title} is new ({part.operations} operations)" for part in come]

@@ -107,6 +107,10 @@ def test_changes_are_placed():
     assert said(lean, program())[0] == "function norm is new (1 operations)"
     renumbered = program(main=[line.replace("@f1", "@f2") for line in MAIN])
     assert said(program(), renumbered)[0].startswith("each function and kernel by itself is the")
+    form = program().forms["exact"]
+    copy = function("f2", "norm_7", '"stablehlo.sine"(%0)')  # jax numbers a second one
+    twice = replace(program(), forms={"exact": replace(form, sections=(*form.sections, copy))})
+    assert said(program(), twice)[0] == "function norm changed: 1 → 2 copies"
     many = [function(f"f{i}", f"g{i}", "") for i in range(30)]
     wide = replace(lean, forms={"exact": replace(lean.forms["exact"], sections=tuple(many))})
     assert said(lean, wide)[-1] == "and 19 more functions and kernels"
