@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..lowering.artifact import load
 from ..lowering.errors import InputError
 from ..lowering.program import Program
 from .child import Job, environment
-from .inputs import Digests, Unstable, digest, machinery, matched, variables
+from .inputs import Digests, Unstable, digest, machinery, variables
 from .revision import locate
 
 FORMAT = "relower-cache 1"
@@ -60,11 +60,16 @@ class Cache:
     _started: int = field(default_factory=lambda: _clock())
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def key(self, job: Job, folder: Path, patterns: tuple[str, ...]) -> str | None:
+    def key(self, job: Job, folder: Path, files: Sequence[str]) -> str | None:
         """What a lowering is found by; None where it can't be told.
 
+        Args:
+            job: the lowering.
+            folder: its working directory.
+            files: what it reads besides what a child would notice.
+
         Raises:
-            InputError: a pattern matches no file, or a revision isn't there.
+            InputError: a revision isn't there.
         """
         if self._machinery is None:
             self._machinery = machinery()
@@ -77,7 +82,7 @@ class Cache:
                     "job": asked,
                     "folder": str(Path(os.path.realpath(folder))),
                     "revision": None if place is None else [place.commit, str(place.toplevel)],
-                    "patterns": matched(patterns, folder, self._known()),
+                    "files": {path: self._known().file(path) for path in files},
                     "machinery": self._machinery,
                 }
             )

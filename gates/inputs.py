@@ -138,18 +138,17 @@ def _processor() -> str:
     return digest(sorted(kept))
 
 
-def matched(patterns: Sequence[str], folder: Path, digests: Digests) -> dict[str, str]:
-    """The digests of the files that patterns name, as seen from ``folder``.
+def matched(patterns: Sequence[str], folder: Path) -> list[str]:
+    """The files that patterns name, as seen from ``folder``.
 
     Raises:
         InputError: a pattern matches no file.
-        Unstable: a file can't be read.
     """
-    found: dict[str, str] = {}
+    found: set[str] = set()
     for pattern in patterns:
         names = glob.glob(pattern, root_dir=folder, recursive=True, include_hidden=True)
-        paths = [path for name in names if (path := folder / name).is_file()]
+        paths = {str(path) for name in names if (path := folder / name).is_file()}
         if not paths:
             raise InputError(f"inputs {pattern!r}: matches no file in {folder}")
-        found.update((str(path), digests.file(str(path))) for path in paths)
-    return found
+        found |= paths
+    return sorted(found)

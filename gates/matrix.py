@@ -18,6 +18,7 @@ from .child import ChildFailed, Job, run
 from .config import Cell, Matrix, Node
 from .containment import strays
 from .expectations import expectations
+from .inputs import matched
 from .parallel import in_order
 from .revision import kept
 from .shard import Shard
@@ -231,7 +232,8 @@ def _lower(
             record=cache is not None,
         )
         try:
-            key = None if cache is None else cache.key(job, matrix.folder, node.inputs)
+            files = matched(node.inputs, matrix.folder)
+            key = None if cache is None else cache.key(job, matrix.folder, files)
             known = None if cache is None or key is None else cache.find(key)
             if known is not None:
                 program, answer = known

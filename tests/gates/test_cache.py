@@ -15,7 +15,7 @@ from relower.gates import inputs as inputs_module
 from relower.gates.cache import Cache, default_folder
 from relower.gates.child import Job
 from relower.gates.config import load_matrix
-from relower.gates.inputs import ABSENT, Digests, Unstable, machinery, variables
+from relower.gates.inputs import ABSENT, Digests, Unstable, machinery, matched, variables
 from relower.gates.matrix import run_matrix
 from relower.gates.recorder import ALL
 from relower.lowering.artifact import save
@@ -58,14 +58,14 @@ class Lowering:
 
     def kept(self, **options):
         cache = self.cache(**options)
-        key = cache.key(self.job, self.folder, self.patterns)
+        key = cache.key(self.job, self.folder, matched(self.patterns, self.folder))
         answer = {"expect": {"kernels": 2}, "notes": ["n"], "read": self.read}
         cache.store(key, self.job, self.output, answer)
         return cache
 
     def found(self, **options):
         cache = self.cache(**options)
-        key = cache.key(self.job, self.folder, self.patterns)
+        key = cache.key(self.job, self.folder, matched(self.patterns, self.folder))
         return None if key is None else cache.find(key)
 
 

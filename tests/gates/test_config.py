@@ -172,6 +172,7 @@ def test_the_example_in_the_documentation(tmp_path):
         "moe: plain+packed = by_hand (dataflow)",
         "moe: plain+packed ≠ plain (inlined)",
         "moe: plain+default ≠ plain (inlined)",
+        "moe: plain = snapshot (inlined)",
     ]
     small = page.partition("small = ")[2].partition("\n")[0]
     assert all(key in small for key in ("case", "args", "mesh", "target"))
