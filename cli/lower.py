@@ -37,7 +37,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.output is not None:
         save(program, options.output)
     if options.json:
-        print_json({**summary(program), "notes": answer["notes"]})
+        print_json("program", {**summary(program), "notes": answer["notes"]})
     else:
         out = console()
         show(out, program, options.case)
