@@ -50,8 +50,8 @@ def _run(options: argparse.Namespace) -> int:
     b, notes_b = program(options, options.b, passes_b)
     found = diff(a, b, options.level, options.allow)
     if options.json:
-        notes = {"a": notes_a, "b": notes_b}
-        print_json("diff", {**found.to_json(), "inputs": notes})
+        inputs = {"a": notes_a, "b": notes_b}
+        print_json("diff", {**found.to_json(), "inputs": inputs})
     else:
         out = console()
         for side, compared, notes in (("a", a, notes_a), ("b", b, notes_b)):

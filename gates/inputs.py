@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import site
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -116,9 +117,16 @@ def machinery() -> dict[str, object]:
     return {
         "versions": {name: _version(name) for name in _PACKAGES},
         "sources": digest(sources),
-        "python": [sys.version, sys.executable, sys.prefix],
+        "python": [sys.version, sys.executable, sys.prefix, _paths()],
         "processor": [platform.machine(), _processor()],
     }
+
+
+def _paths() -> str:
+    """What adds folders to Python's path when it starts."""
+    folders = [sys.prefix, *site.getsitepackages(), site.getusersitepackages()]
+    files = [p for f in folders for p in (*Path(f).glob("*.pth"), *Path(f).glob("pyvenv.cfg"))]
+    return digest([(str(path), path.read_bytes().hex()) for path in sorted(files)])
 
 
 def _version(name: str) -> str:

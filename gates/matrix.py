@@ -20,7 +20,7 @@ from .containment import strays
 from .expectations import expectations
 from .inputs import matched
 from .parallel import in_order
-from .revision import kept
+from .revision import kept, split_revision
 from .shard import Shard
 from .snapshot_files import Kept, Mode, Outcome, check, unused
 from .vacuity import unmet, work
@@ -308,8 +308,11 @@ def _against_snapshot(
     missing = found.state == "missing" and how == "check"
     if found.state == "different" or missing:
         broken += found.messages
-        hint = f"`relower diff {cell.node.spec}@REV {cell.node.spec}` shows where"
-        broken += [hint] * (found.state == "different" and "@" not in cell.node.spec)
+        if found.state == "different" and split_revision(cell.node.spec)[1] is None:
+            level = "" if cell.level == "exact" else f" --level {cell.level}"
+            broken.append(
+                f"`relower diff {cell.node.spec}@REV {cell.node.spec}{level}` shows where"
+            )
     elif found.state != "holds":
         unclear += found.messages
     said = found.messages if found.state == "holds" else ()

@@ -53,7 +53,7 @@ class Recorder:
         names = self.variables
 
         def getitem(environ: Any, name: Any) -> Any:
-            names.add(str(name))
+            names.add(os.fsdecode(name) if isinstance(name, (str, bytes)) else ALL)
             return get(environ, name)
 
         def iterate(environ: Any) -> Any:

@@ -166,6 +166,14 @@ def test_what_lowers(lowering, monkeypatch, tmp_path):
     assert lowering.found() is None  # another working directory
 
 
+def test_a_folder_that_joins_the_path(lowering, monkeypatch, tmp_path):
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(tmp_path)])
+    lowering.kept()
+    assert lowering.found() is not None
+    (tmp_path / "more.pth").write_text("/elsewhere\n")
+    assert lowering.found() is None
+
+
 def test_patterns(lowering):
     lowering.patterns = ("*.txt", "code/**/*.json")
     with pytest.raises(InputError, match=r"'code/\*\*/\*\.json': matches no file in "):
@@ -383,7 +391,7 @@ r = Recorder(); r.start()
 open("a.txt").close(); open("w.txt", "w").close(); os.listdir("listed")
 try: open("none.txt")
 except OSError: pass
-os.environ.get("ASKED"); "IN" in os.environ; os.getenv("GOT")
+os.environ.get("ASKED"); "IN" in os.environ; os.getenv("GOT"); os.environb.get(b"BYTES")
 import beside
 print(json.dumps(r.found()))
 """
@@ -400,7 +408,7 @@ print(json.dumps(r.found()))
         assert own == {"a.txt", "none.txt", "beside.py"}
         assert found["listed"] == [str(tmp_path / "listed")]
         assert str(tmp_path) in found["searched"]
-        assert {"ASKED", "IN", "GOT"} <= set(found["variables"])
+        assert {"ASKED", "IN", "GOT", "BYTES"} <= set(found["variables"])
         assert ALL not in found["variables"]
         assert found["opaque"] == []
         assert json.__file__ in found["files"]  # loaded before it began
