@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import tempfile
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from ..gates.child import run
 from ..gates.render import indented, plural, show
+from ..gates.revision import is_case
 from ..lowering.artifact import load
 from ..lowering.change import Difference
 from ..lowering.diff import diff
@@ -20,7 +20,6 @@ from .options import CASE_HELP, Subparsers, add_command, add_lowering, job
 from .show import console, exit_code, folder_exists, print_json, status, written
 
 GROUPS_SHOWN = 30
-_CASE = re.compile(r".+\.py:[^:/\\]+")
 
 
 def add(commands: Subparsers, summary: str) -> None:
@@ -47,15 +46,18 @@ def add(commands: Subparsers, summary: str) -> None:
 def _run(options: argparse.Namespace) -> int:
     folder_exists("--html", options.html)
     passes_b = options.passes if options.passes_b is None else options.passes_b
-    a = program(options, options.a, options.passes)
-    b = program(options, options.b, passes_b)
+    a, notes_a = program(options, options.a, options.passes)
+    b, notes_b = program(options, options.b, passes_b)
     found = diff(a, b, options.level, options.allow)
     if options.json:
-        print_json("diff", found.to_json())
+        inputs = {"a": notes_a, "b": notes_b}
+        print_json("diff", {**found.to_json(), "inputs": inputs})
     else:
         out = console()
-        for side, compared in (("a", a), ("b", b)):
+        for side, compared, notes in (("a", a, notes_a), ("b", b, notes_b)):
             indented(out, Text(f"{side}: {size_line(compared)}", style="dim"), 0)
+            for note in notes:
+                indented(out, Text(f"{side}: note: {note}", style="yellow"), 0)
         show(
             out,
             found,
@@ -72,10 +74,12 @@ def _page(found: Difference, options: argparse.Namespace, programs: tuple[Progra
     return diff_page(found, (options.a, options.b), programs)
 
 
-def program(options: argparse.Namespace, what: str, passes: str | None) -> Program:
-    """The artifact at ``what``, or the case lowered in a process of its own."""
-    if not _CASE.fullmatch(what) or os.path.exists(what):
-        return load(what)
+def program(
+    options: argparse.Namespace, what: str, passes: str | None
+) -> tuple[Program, list[str]]:
+    """The artifact at ``what``, or the case lowered in a process of its own, with notes on it."""
+    if not is_case(what) or os.path.exists(what):
+        return load(what), []
     from ..gates.child import passes_from
 
     level: Level = options.level
@@ -85,8 +89,8 @@ def program(options: argparse.Namespace, what: str, passes: str | None) -> Progr
             options, "lower", what, output=path, levels=(level,), passes=passes_from(passes)
         )
         with status(f"lowering {what}"):
-            run(request, timeout=options.timeout)
-        return load(path)
+            answer = run(request, timeout=options.timeout)
+        return load(path), list(answer["notes"])
 
 
 def size_line(program: Program) -> str:

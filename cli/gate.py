@@ -8,12 +8,14 @@ import os
 from rich.console import Console
 from rich.text import Text
 
+from ..gates.cache import Cache, default_folder
 from ..gates.config import load_matrix
 from ..gates.html_report import gate_page
 from ..gates.matrix import CellResult, GateResult, part_of, run_matrix, steps
 from ..gates.render import indented, plural, show_groups
 from ..gates.reports import SUMMARY_BYTES, junit, step_summary
 from ..gates.shard import parse_shard
+from ..gates.snapshot_files import mode
 from .options import Subparsers, add_command, add_jobs
 from .show import console, exit_code, folder_exists, print_json, progress, written
 
@@ -30,6 +32,13 @@ def add(commands: Subparsers, summary: str) -> None:
         "--shard", metavar="I/N", help="run the I-th of N parts of the cells, from 1/N to N/N"
     )
     parser.add_argument("--junit", metavar="FILE", help="write a report in JUnit's XML here too")
+    parser.add_argument(
+        "--accept", action="store_true",
+        help="write the snapshots of this run as those to compare with from now on; not in CI",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-cache", action="store_true", help="lower every program, also those lowered before"
+    )
     parser.add_argument("--html", metavar="FILE", help="write the report as a page here too")
 
 
@@ -37,9 +46,14 @@ def _run(options: argparse.Namespace) -> int:
     shard = None if options.shard is None else parse_shard(options.shard)
     folder_exists("--junit", options.junit)
     folder_exists("--html", options.html)
+    snapshots = mode(options.accept, "--accept")
     matrix = load_matrix(options.file)
+    # What is accepted is what was lowered just now.
+    cache = None if options.no_cache else Cache(default_folder(), fresh=options.accept)
     with progress(steps(part_of(matrix, shard))) as note:
-        result = run_matrix(matrix, note, jobs=options.jobs, shard=shard)
+        result = run_matrix(
+            matrix, note, jobs=options.jobs, shard=shard, snapshots=snapshots, cache=cache
+        )
     if options.json:
         print_json("gate", result.to_json())
     else:

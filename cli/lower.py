@@ -32,14 +32,17 @@ def _run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="relower-") as folder:
         path = str(Path(folder, "lowered.program"))
         with status(f"lowering {options.case}"):
-            run(job(options, "lower", options.case, output=path), timeout=options.timeout)
+            answer = run(job(options, "lower", options.case, output=path), timeout=options.timeout)
             program = load(path)
     if options.output is not None:
         save(program, options.output)
     if options.json:
-        print_json("program", summary(program))
+        print_json("program", {**summary(program), "notes": answer["notes"]})
     else:
-        show(console(), program, options.case)
+        out = console()
+        show(out, program, options.case)
+        for note in answer["notes"]:
+            indented(out, Text(f"note: {note}", style="yellow"), 0)
         if options.output is not None:
             print(f"written to {relative(options.output)}")
     return 0

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import os
@@ -28,6 +29,11 @@ COMMANDS = {
     "gate": "check what must be identical and what must differ",
 }
 """Name and summary; each is a module of this package, loaded only when it is asked for."""
+
+_OUTPUT_FAULTS = frozenset(
+    (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
+)
+"""Errors without a file's name that writing to standard output can end in."""
 
 UNDECIDED = 2
 INTERRUPTED = 130
@@ -51,15 +57,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
+        return _fault(error)
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _fault(error: OSError) -> int:
+    """One line about a file that can't be used, or about a report that can't be written."""
+    if error.filename is None and error.errno in _OUTPUT_FAULTS:
         # The output's reader has gone or its disk is full: a verdict nobody can read is none. Keep
         # the interpreter from complaining again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             print(f"relower: can't write the report: {error}", file=sys.stderr)
         return UNDECIDED
-    finally:
-        if previous is not None:
-            signal.signal(signal.SIGTERM, previous)
+    what = str(error) if error.filename is None else f"{error.filename}: {error.strerror or error}"
+    print(f"relower: {' '.join(what.split())}", file=sys.stderr)
+    return UNDECIDED
 
 
 def _end_on(number: signal.Signals) -> Any:

@@ -8,11 +8,10 @@ fails the test by `pytest.fail`, which is no `AssertionError`: a control written
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -25,7 +24,11 @@ from ..lowering.program import LEVELS, Level, Program
 from .child import Job, run
 from .containment import checked, strays
 from .render import plain
+from .revision import is_case
 from .vacuity import unmet, work
+
+if TYPE_CHECKING:
+    from .pytest_snapshots import Snapshots
 
 GROUPS_SHOWN = 20
 TIMEOUT = 900.0
@@ -34,14 +37,19 @@ TIMEOUT = 900.0
 Comparable = Program | Case | tuple[object, ...] | str
 """A lowered program, a case, ``(function, *args)``, ``FILE.py:NAME`` or an artifact's path."""
 
-_CASE = re.compile(r".+\.py:[^:/\\]+")
-
 
 class ProgramAssertions:
     """Lowers what it is given for one target, and compares."""
 
-    def __init__(self, root: Path, target: str | None = None, route: str | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        target: str | None = None,
+        route: str | None = None,
+        snapshots: Snapshots | None = None,
+    ) -> None:
         self._root = root
+        self._snapshots = snapshots
         self._where = {
             key: value for key, value in (("target", target), ("route", route)) if value is not None
         }
@@ -108,6 +116,42 @@ class ProgramAssertions:
                 raise AssertionError(f"{stray[0]}\n{_text(found)}")
         return found
 
+    def assert_snapshot(
+        self, what: Comparable, name: str | None = None, level: Level = "exact"
+    ) -> None:
+        """Fails unless ``what`` is the program that was accepted for this test.
+
+        Snapshots are in the folder ``relower.snapshots`` beside the test's file, one for each
+        environment. ``--relower-accept`` writes them, but never where ``CI`` is set. Without it, a
+        program that has none, or another one, is written beside it as a proposal; in CI nothing is.
+
+        Args:
+            what: as for `assert_identical`.
+            name: tells several programs of one test apart.
+            level: ``exact``, ``inlined`` or ``dataflow``.
+
+        Raises:
+            AssertionError: the program isn't the one accepted; it names what changed.
+            pytest.fail.Exception: there is no snapshot, or none of this environment; the program
+                holds something that no rule knows, or nothing; or it can't be lowered.
+        """
+        __tracebackhide__ = True
+        if self._snapshots is None:
+            _undecided("assert_snapshot needs a test to belong to")
+        made = self.lower(what, level)
+        if not work(made):
+            _undecided("the program has no operations: a snapshot of it shows nothing")
+        if level not in made.forms:
+            _undecided(f"the program has no form at level {level}")
+        try:
+            found = self._snapshots.check(made, name, level)
+        except InputError as error:
+            _undecided(str(error))
+        if found.state == "different":
+            raise AssertionError("\n  ".join(found.messages))
+        if found.state != "holds":
+            _undecided("\n  ".join(found.messages))
+
     def lower(self, what: Comparable, level: Level | None = None) -> Program:
         """Lowers ``what`` for the target of this test; a program is returned as it is.
 
@@ -172,7 +216,7 @@ class ProgramAssertions:
         )
 
     def _from_file(self, what: str, levels: tuple[Level, ...]) -> tuple[Program, Mapping[str, int]]:
-        if not _CASE.fullmatch(what):
+        if not is_case(what):
             return load(self._root / what), {}
         with tempfile.TemporaryDirectory(prefix="relower-pytest-") as folder:
             output = str(Path(folder, "lowered.program"))

@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ..lowering.errors import InputError
+from .revision import at, locate
 
 NOISE_LINES = 12
 """Lines of a crashed child's output that are shown."""
@@ -48,6 +49,10 @@ class Job:
     """Further keyword arguments of ``lower``."""
     history: bool = False
     """Trace and lower unrelated programs first; see `history`."""
+    record: bool = False
+    """Say what the lowering read."""
+    revision: Mapping[str, str] | None = None
+    """For a spec in a checkout: ``rev``, ``toplevel`` of the work tree, and ``root``."""
 
 
 class ChildFailed(InputError):
@@ -81,6 +86,9 @@ def run(
 ) -> Any:
     """Runs ``job`` in a fresh process and returns its value, plain JSON.
 
+    A spec ``FILE.py:NAME@REV`` is run on the files of that revision, in the folder that
+    corresponds to ``cwd``; messages name them ``REV:FILE``.
+
     Args:
         job: what to do.
         timeout: seconds until the child is killed; None waits for ever.
@@ -90,18 +98,42 @@ def run(
     Raises:
         ChildFailed: one line about what the user gave, or about how the child died.
     """
+    place = locate(job.spec, cwd) if job.spec else None
+    if place is None:
+        return json.loads(_answered(job, timeout, cwd, variables or {}))["value"]
+    with at(place) as there:
+        moved = replace(job, spec=there.spec, revision=there.request())
+        if job.output is not None:
+            moved = replace(moved, output=os.path.abspath(Path(cwd, job.output)))
+        try:
+            text = _answered(moved, timeout, there.cwd, variables or {})
+        except ChildFailed as error:
+            raise ChildFailed(there.worded(str(error)), error.kind) from None
+        value = json.loads(there.worded_json(text))["value"]
+        if isinstance(value, dict):
+            value["notes"] = [*there.checkout.notes, *value.get("notes", ())]
+        return value
+
+
+def _answered(
+    job: Job,
+    timeout: float | None,
+    cwd: str | os.PathLike[str],
+    variables: Mapping[str, str],
+) -> str:
     with tempfile.TemporaryDirectory(prefix="relower-") as folder:
         answer = Path(folder, "answer.json")
         noise = Path(folder, "noise.txt")
         request = json.dumps({**asdict(job), "answer": str(answer)})
         with noise.open("wb") as sink:
-            code = _wait(_start(sink, cwd, variables or {}), request, timeout, job)
+            code = _wait(_start(sink, cwd, variables), request, timeout, job)
         if not answer.is_file():
             raise ChildFailed(_died(job, code, noise), "crash")
-        found = json.loads(answer.read_text())
+        text = answer.read_text()
+    found = json.loads(text)
     if "error" in found:
         raise ChildFailed(found["error"], found["kind"])
-    return found["value"]
+    return text
 
 
 def end_all() -> None:

@@ -8,14 +8,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Level
+from .budget import OTHER, Budget, check_metric, parse_bounds, parse_budget, references
 from .child import PassSet, passes_from
 from .containment import checked
-from .operations import check_operation
 
+Kind = Literal["identical", "differs", "snapshot"]
 DEFAULT_TIMEOUT = 900.0
 """Seconds for one lowering."""
 
@@ -24,19 +25,22 @@ _TOP = ("gate", "program")
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 """Seconds; what the operating system's waits can't count is refused."""
 _GATE = ("target", "route", "level", "timeout", "controls")
-_PROGRAM = ("name", "variants", "passes", "cell", "level")
-_VARIANT = ("case", "args", "mesh", "target", "route")
+_PROGRAM = ("name", "variants", "passes", "cell", "level", "inputs")
+_VARIANT = ("case", "args", "mesh", "target", "route", "inputs")
 _CELL = (
     "variant",
     "passes",
     "identical-to",
     "differs-from",
+    "snapshot",
     "level",
     "only-in",
     "kernels",
     "ops",
+    "budget",
     "allow",
 )
+_EXPECTATIONS = ("identical-to", "differs-from", "snapshot")
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Node:
     passes: PassSet
     target: str | None
     route: str | None
+    inputs: tuple[str, ...] = ()
+    """Patterns of files that the case reads besides its sources."""
 
     @property
     def name(self) -> str:
@@ -61,7 +67,8 @@ class Node:
     @property
     def work(self) -> tuple[Any, ...]:
         """Equal for nodes that are one lowering."""
-        return (self.spec, self.args, self.mesh, self.passes, self.target, self.route)
+        where = (self.target, self.route)
+        return (self.spec, self.args, self.mesh, self.passes, *where, self.inputs)
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,8 @@ class Cell:
 
     program: str
     node: Node
-    other: Node
+    other: Node | None
+    """What it is compared with; None is its snapshot."""
     identical: bool
     """Must be identical; else must differ."""
     level: Level
@@ -78,12 +86,28 @@ class Cell:
     kernels: int | Mapping[str, int] | None = None
     ops: Mapping[str, int] = field(default_factory=dict)
     allow: tuple[str, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    references: Mapping[str, Node] = field(default_factory=dict)
+    """The programs that budgets name."""
 
     @property
     def name(self) -> str:
         """As in ``moe: plain+packed = by_hand (dataflow)``."""
         sign = "=" if self.identical else "≠"
-        return f"{self.program}: {self.node.name} {sign} {self.other.name} ({self.level})"
+        other = "snapshot" if self.other is None else self.other.name
+        return f"{self.program}: {self.node.name} {sign} {other} ({self.level})"
+
+    @property
+    def kind(self) -> Kind:
+        """What it expects."""
+        if self.other is None:
+            return "snapshot"
+        return "identical" if self.identical else "differs"
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Every program that has to be lowered for it."""
+        other = () if self.other is None else (self.other,)
+        return (self.node, *other, *self.references.values())
 
 
 @dataclass(frozen=True)
@@ -103,7 +127,7 @@ class Matrix:
 
     def nodes(self) -> tuple[Node, ...]:
         """Every program that a cell names, once."""
-        return tuple(dict.fromkeys(n for cell in self.cells for n in (cell.node, cell.other)))
+        return tuple(dict.fromkeys(node for cell in self.cells for node in cell.nodes()))
 
 
 def load_matrix(path: str | Path) -> Matrix:
@@ -190,24 +214,23 @@ class _Program:
         return found
 
     def _cell(self, entry: dict[str, Any], node: Node, where: str) -> Cell:
-        given = [key for key in ("identical-to", "differs-from") if key in entry]
+        given = [key for key in _EXPECTATIONS if key in entry]
         if len(given) != 1:
-            both = "both" if given else "neither"
-            raise InputError(f"{where}: wanted one of identical-to and differs-from, found {both}")
-        reference = entry[given[0]]
-        if not isinstance(reference, str):
-            raise InputError(f"{where} {given[0]}: {reference!r}; wanted VARIANT or VARIANT+PASSES")
-        variant, _, pass_set = reference.partition("+")
-        other = self._node(variant, pass_set or "none", f"{where} {given[0]}")
-        if other == node:
-            raise InputError(f"{where}: {node.name} is compared with itself")
-        identical = given[0] == "identical-to"
+            found = " and ".join(given) or "none"
+            raise InputError(f"{where}: wanted one of {', '.join(_EXPECTATIONS)}; found {found}")
+        other = self._other(given[0], entry[given[0]], node, where)
+        identical = given[0] != "differs-from"
         written = entry.get("only-in")
         only_in = checked(
             () if written is None else _names(written, f"{where} only-in"), f"{where} only-in"
         )
         if only_in and identical:
-            raise InputError(f"{where}: only-in goes with differs-from, not with identical-to")
+            raise InputError(f"{where}: only-in goes with differs-from, not with {given[0]}")
+        allow = _names(entry.get("allow", []), f"{where} allow", strict=False)
+        if allow and other is None:
+            raise InputError(f"{where}: allow doesn't go with snapshot, of which each environment "
+                             "has its own")  # fmt: skip
+        ops, kernels, budgets = _expected(entry, where)
         return Cell(
             program=self.name,
             node=node,
@@ -215,10 +238,41 @@ class _Program:
             identical=identical,
             level=self._level(entry, where),
             only_in=only_in,
-            kernels=_kernels(entry.get("kernels"), f"{where} kernels"),
-            ops=_operations(entry.get("ops", {}), f"{where} ops"),
-            allow=_names(entry.get("allow", []), f"{where} allow", strict=False),
+            kernels=kernels,
+            ops=ops,
+            allow=allow,
+            budgets=budgets,
+            references=self._references(budgets, node, other, where),
         )
+
+    def _other(self, key: str, value: Any, node: Node, where: str) -> Node | None:
+        if key == "snapshot":
+            if value is not True:
+                raise InputError(f"{where} snapshot: {value!r}; wanted true")
+            return None
+        if not isinstance(value, str):
+            raise InputError(f"{where} {key}: {value!r}; wanted VARIANT or VARIANT+PASSES")
+        other = self._named(value, f"{where} {key}")
+        if other == node:
+            raise InputError(f"{where}: {node.name} is compared with itself")
+        return other
+
+    def _references(
+        self, budgets: Sequence[Budget], node: Node, other: Node | None, where: str
+    ) -> dict[str, Node]:
+        if other is None and any(b.reference == OTHER for x in budgets for b in x.bounds):
+            raise InputError(
+                f"{where}: a budget in 'x' alone has nothing to refer to beside a snapshot; name a "
+                "VARIANT, as in '1x base'"
+            )
+        found = {name: self._named(name, f"{where} budget") for name in references(budgets)}
+        if node in found.values():
+            raise InputError(f"{where}: the budget of {node.name} is relative to itself")
+        return found
+
+    def _named(self, name: str, where: str) -> Node:
+        variant, _, pass_set = name.partition("+")
+        return self._node(variant, pass_set or "none", where)
 
     def _level(self, entry: dict[str, Any], where: str) -> Level:
         for table in (entry, self._entry, self._gate):
@@ -251,6 +305,7 @@ class _Program:
             passes=self._sets[pass_set],
             target=_text(table.get("target", self._gate.get("target")), f"{what} target"),
             route=_text(table.get("route", self._gate.get("route")), f"{what} route"),
+            inputs=_inputs(self._entry, self._where) + _inputs(table, what),
         )
 
 
@@ -307,16 +362,48 @@ def _counts(value: Any, where: str) -> dict[str, int]:
     return table
 
 
-def _operations(value: Any, where: str) -> dict[str, int]:
-    counts = _counts(value, where)
-    for name in counts:
-        check_operation(name, where)
+def _inputs(table: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    return _names(table.get("inputs", []), f"{where} inputs", strict=False)
+
+
+def _expected(
+    entry: Mapping[str, Any], where: str
+) -> tuple[dict[str, int], int | dict[str, int] | None, tuple[Budget, ...]]:
+    """Exact counts of operations and kernels, and the budgets of both and of all else."""
+    budgets: list[Budget] = []
+    ops = _split(entry.get("ops", {}), "ops", where, budgets)
+    kernels = entry.get("kernels")
+    if isinstance(kernels, dict):
+        kernels = _split(kernels, "kernels", where, budgets)
+    elif isinstance(kernels, str):
+        budgets.append(Budget("kernels", parse_bounds(kernels, f"{where} kernels")))
+        kernels = None
+    elif kernels is not None and not _is_count(kernels):
+        raise InputError(f"{where} kernels: {kernels!r}; wanted a number of calls, bounds as in "
+                         "'<= 3', or a table by name")  # fmt: skip
+    if "budget" in entry:
+        for sentence in _names(entry["budget"], f"{where} budget"):
+            budgets.append(parse_budget(sentence, f"{where} budget"))
+    return ops, kernels, tuple(budgets)
+
+
+def _split(value: Any, family: str, where: str, budgets: list[Budget]) -> dict[str, int]:
+    """The exact counts of a table; its bounds are added to ``budgets``."""
+    counts: dict[str, int] = {}
+    for name, count in _table(value, f"{where} {family}").items():
+        here = f"{where} {family}.{name}"
+        if not _is_count(count) and not isinstance(count, str):
+            raise InputError(f"{here}: {count!r}; wanted a number, or bounds as in '<= 2' (write "
+                             "names with dots in quotes)")  # fmt: skip
+        check_metric(f"{family}.{name}", f"{where} {family}")
+        if isinstance(count, str):
+            budgets.append(Budget(f"{family}.{name}", parse_bounds(count, here)))
+        elif (family, name) == ("ops", "total"):
+            budgets.append(Budget("ops.total", parse_bounds(f"== {count}", here)))
+        else:
+            counts[name] = count
     return counts
 
 
-def _kernels(value: Any, where: str) -> int | Mapping[str, int] | None:
-    if value is None or isinstance(value, dict):
-        return None if value is None else _counts(value, where)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InputError(f"{where}: {value!r}; wanted a number of calls, or a table by name")
-    return value
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,15 +13,25 @@ from ..lowering.change import Difference, Verdict
 from ..lowering.diff import diff
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Program
+from .cache import Cache
 from .child import ChildFailed, Job, run
 from .config import Cell, Matrix, Node
 from .containment import strays
+from .expectations import expectations
+from .inputs import matched
 from .parallel import in_order
+from .revision import kept, split_revision
 from .shard import Shard
+from .snapshot_files import Kept, Mode, Outcome, check, unused
 from .vacuity import unmet, work
 
 Status = Literal["holds", "broken", "undecided"]
 Progress = Callable[[str], None]
+_CLOSING = {
+    "identical": "identical",
+    "differs": "controls differ",
+    "snapshot": "snapshots match",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class CellResult:
         return {
             "cell": self.cell.name,
             "program": self.cell.program,
-            "expects": "identical" if self.cell.identical else "differs",
+            "expects": self.cell.kind,
             "status": self.status,
             "messages": list(self.messages),
             "difference": None if self.difference is None else self.difference.to_json(),
@@ -58,13 +67,16 @@ class GateResult:
     """The part that was run; None is the whole."""
     total: int = 0
     """Cells of the whole matrix."""
+    remarks: tuple[str, ...] = ()
+    """What was reused, written or left aside on the way."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a part of the matrix doesn't show."""
+        """The remarks, and what a part of the matrix doesn't show."""
         if self.shard is None or not self.cells:
-            return ()
+            return self.remarks
         return (
+            *self.remarks,
             "whether two variants lower to one program was checked among the programs of this "
             "shard only",
         )
@@ -80,8 +92,8 @@ class GateResult:
     def closing(self) -> str:
         """As in ``45 of 45 identical, 9 of 9 controls differ``."""
         halves = []
-        for identical, text in ((True, "identical"), (False, "controls differ")):
-            kind = [c for c in self.cells if c.cell.identical is identical]
+        for name, text in _CLOSING.items():
+            kind = [c for c in self.cells if c.cell.kind == name]
             held = sum(c.status == "holds" for c in kind)
             if kind:
                 halves.append(f"{held} of {len(kind)} {text}")
@@ -115,6 +127,7 @@ class Ready:
 
     program: Program
     unmet: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 Lowered = Mapping[Node, Ready | ChildFailed]
@@ -126,6 +139,8 @@ def run_matrix(
     *,
     jobs: int = 1,
     shard: Shard | None = None,
+    snapshots: Mode = "check",
+    cache: Cache | None = None,
 ) -> GateResult:
     """Lowers and compares everything that ``matrix`` asks for.
 
@@ -135,16 +150,35 @@ def run_matrix(
             `steps` says how often that will be.
         jobs: how many programs to lower at once. The result doesn't depend on it.
         shard: the part of the matrix to run; None is the whole.
+        snapshots: what may be written of them.
+        cache: where programs that were lowered before may be found; None lowers all.
     """
     note = progress or (lambda text: None)
     part = part_of(matrix, shard)
-    lowered = _lower_all(part, note, jobs)
+    with kept():
+        lowered = _lower_all(part, note, jobs, cache)
     results = []
     for cell in part.cells:
-        results.append(judge(cell, lowered))
+        results.append(judge(cell, lowered, matrix, snapshots))
         note(cell.name)
     found = guards(matrix, lowered)
-    return GateResult(tuple(results), tuple(found), shard, len(matrix.cells))
+    remarks = _remarks(part, lowered, cache)
+    return GateResult(tuple(results), tuple(found), shard, len(matrix.cells), remarks)
+
+
+def _remarks(matrix: Matrix, lowered: Lowered, cache: Cache | None) -> tuple[str, ...]:
+    found = {
+        f"{node.program}: {node.name}: {note}": None
+        for node, ready in lowered.items()
+        if isinstance(ready, Ready)
+        for note in ready.notes
+    }
+    if cache is not None:
+        found.update(dict.fromkeys(cache.troubles))
+        if cache.reused:
+            programs = len({node.work for node in matrix.nodes()})
+            found[f"{cache.reused} of {programs} programs from the cache"] = None
+    return tuple(found)
 
 
 def part_of(matrix: Matrix, shard: Shard | None) -> Matrix:
@@ -157,10 +191,10 @@ def steps(matrix: Matrix) -> int:
     return len({node.work for node in matrix.nodes()}) + len(matrix.cells)
 
 
-def _lower_all(matrix: Matrix, note: Progress, jobs: int) -> Lowered:
+def _lower_all(matrix: Matrix, note: Progress, jobs: int, cache: Cache | None) -> Lowered:
     levels: dict[tuple[Any, ...], set[str]] = {}
     for cell in matrix.cells:
-        for node in (cell.node, cell.other):
+        for node in cell.nodes():
             levels.setdefault(node.work, set()).add(cell.level)
     first: dict[tuple[Any, ...], Node] = {}
     for node in matrix.nodes():
@@ -169,7 +203,7 @@ def _lower_all(matrix: Matrix, note: Progress, jobs: int) -> Lowered:
 
     def one(node: Node) -> Callable[[], Ready | ChildFailed]:
         wanted = tuple(level for level in LEVELS if level in levels[node.work])
-        return lambda: _lower(node, wanted, matrix)
+        return lambda: _lower(node, wanted, matrix, cache)
 
     done = in_order(
         [one(node) for node in nodes],
@@ -180,7 +214,9 @@ def _lower_all(matrix: Matrix, note: Progress, jobs: int) -> Lowered:
     return {node: by_work[node.work] for node in matrix.nodes()}
 
 
-def _lower(node: Node, levels: tuple[str, ...], matrix: Matrix) -> Ready | ChildFailed:
+def _lower(
+    node: Node, levels: tuple[str, ...], matrix: Matrix, cache: Cache | None
+) -> Ready | ChildFailed:
     with tempfile.TemporaryDirectory(prefix="relower-gate-") as folder:
         output = Path(folder, "cell.program")
         job = Job(
@@ -193,74 +229,100 @@ def _lower(node: Node, levels: tuple[str, ...], matrix: Matrix) -> Ready | Child
             mesh=None if node.mesh is None else dict(node.mesh),
             levels=levels,
             output=str(output),
+            record=cache is not None,
         )
         try:
-            answer = run(job, timeout=matrix.timeout, cwd=matrix.folder)
-            program = load(output)
-            return Ready(program, tuple(unmet(program, answer["expect"])))
+            files = matched(node.inputs, matrix.folder)
+            key = None if cache is None else cache.key(job, matrix.folder, files)
+            known = None if cache is None or key is None else cache.find(key)
+            if known is not None:
+                program, answer = known
+            else:
+                answer = run(job, timeout=matrix.timeout, cwd=matrix.folder)
+                program = load(output)
+                if cache is not None and key is not None:
+                    cache.store(key, job, output, answer)
+            return Ready(program, tuple(unmet(program, answer["expect"])), tuple(answer["notes"]))
         except ChildFailed as error:
             return error
         except InputError as error:
             return ChildFailed(str(error), "input")
 
 
-def judge(cell: Cell, lowered: Lowered) -> CellResult:
+def judge(cell: Cell, lowered: Lowered, matrix: Matrix, snapshots: Mode) -> CellResult:
     """Compares the two programs of a cell, and checks what else it expects.
 
     The difference's first side is the program that the cell refers to.
     """
-    ours, other = lowered[cell.node], lowered[cell.other]
-    failed = [f"{n.name}: {p}" for n, p in ((cell.node, ours), (cell.other, other))
-              if isinstance(p, ChildFailed)]  # fmt: skip
-    if isinstance(ours, ChildFailed) or isinstance(other, ChildFailed):
+    failed = {f"{n.name}: {p}": None for n in cell.nodes()
+              if isinstance(p := lowered[n], ChildFailed)}  # fmt: skip
+    if failed:
         return CellResult(cell, "undecided", tuple(failed))
-    sides = ((cell.node.name, ours), (cell.other.name, other))
-    vacuous = [
-        f"{name} has no operations: nothing was compared"
-        for name, ready in sides
-        if not work(ready.program)
+    ready = {node: p for node in cell.nodes() if isinstance(p := lowered[node], Ready)}
+    sides = [node for node in (cell.node, cell.other) if node is not None]
+    broken = [
+        f"{node.name} has no operations: nothing was compared"
+        for node in sides
+        if not work(ready[node].program)
     ]
-    vacuous += [f"{name}: {text}" for name, ready in sides for text in ready.unmet]
+    broken += [f"{node.name}: {text}" for node in sides for text in ready[node].unmet]
+    programs = {node: found.program for node, found in ready.items()}
+    missed = expectations(cell, programs)
+    broken += [miss.text for miss in missed if miss.kind == "broken"]
+    unclear = [miss.text for miss in missed if miss.kind == "undecided"]
+    if cell.other is None:
+        how = "check" if broken and snapshots == "accept" else snapshots
+        return _against_snapshot(cell, programs[cell.node], matrix, how, broken, unclear)
     try:
-        found = diff(other.program, ours.program, cell.level, cell.allow)
+        found = diff(programs[cell.other], programs[cell.node], cell.level, cell.allow)
     except InputError as error:
         return CellResult(cell, "undecided", (str(error),))
-    messages = [*vacuous, *_expectations(cell, ours.program)]
-    undecided = found.verdict is Verdict.UNKNOWN
-    if undecided:
-        messages += [f"undecided: {reason}" for reason in found.reasons]
+    if found.verdict is Verdict.UNKNOWN:
+        unclear += [f"undecided: {reason}" for reason in found.reasons] or ["undecided"]
     elif cell.identical and found.verdict is not Verdict.IDENTICAL:
-        messages.append(f"must be identical, and differs ({len(found.changes)} differences)")
+        broken.append(f"must be identical, and differs ({len(found.changes)} differences)")
     elif not cell.identical and found.verdict is not Verdict.DIFFERENT:
-        messages.append("must differ, and is identical: the control shows nothing")
+        broken.append("must differ, and is identical: the control shows nothing")
     elif cell.only_in:
-        messages += strays(found, cell.only_in)
-    broken = len(messages) > (len(found.reasons) if undecided else 0)
-    status: Status = "broken" if broken else "undecided" if undecided else "holds"
-    return CellResult(cell, status, tuple(messages), found)
+        broken += strays(found, cell.only_in)
+    return CellResult(cell, _status(broken, unclear), (*broken, *unclear), found)
 
 
-def _expectations(cell: Cell, program: Program) -> list[str]:
-    name = cell.node.name
-    found = []
-    if isinstance(cell.kernels, int):
-        calls = sum(program.kernel_calls.values())
-        if calls != cell.kernels:
-            found.append(f"{name} calls {calls} kernels; wanted {cell.kernels}")
-    elif cell.kernels is not None:
-        for pattern, wanted in cell.kernels.items():
-            calls = sum(
-                count
-                for key, count in program.kernel_calls.items()
-                if fnmatch.fnmatchcase(program.kernels[key].label, pattern)
+def _status(broken: Sequence[str], unclear: Sequence[str]) -> Status:
+    return "broken" if broken else "undecided" if unclear else "holds"
+
+
+def _against_snapshot(
+    cell: Cell,
+    program: Program,
+    matrix: Matrix,
+    how: Mode,
+    broken: list[str],
+    unclear: list[str],
+) -> CellResult:
+    try:
+        found = check(snapshot_of_cell(cell, matrix), program, how, f"{cell.program}: "
+                      f"{cell.node.name}")  # fmt: skip
+    except InputError as error:
+        found = Outcome("undecided", (str(error),))
+    missing = found.state == "missing" and how == "check"
+    if found.state == "different" or missing:
+        broken += found.messages
+        if found.state == "different" and split_revision(cell.node.spec)[1] is None:
+            level = "" if cell.level == "exact" else f" --level {cell.level}"
+            broken.append(
+                f"`relower diff {cell.node.spec}@REV {cell.node.spec}{level}` shows where"
             )
-            if calls != wanted:
-                found.append(f"{name} calls kernel {pattern!r} {calls} times; wanted {wanted}")
-    for op, wanted in cell.ops.items():
-        count = program.ops.get(op, 0)
-        if count != wanted:
-            found.append(f"{name} has {count} {op}; wanted {wanted}")
-    return found
+    elif found.state != "holds":
+        unclear += found.messages
+    said = found.messages if found.state == "holds" else ()
+    return CellResult(cell, _status(broken, unclear), (*broken, *unclear, *said))
+
+
+def snapshot_of_cell(cell: Cell, matrix: Matrix) -> Kept:
+    """Where the snapshots of a cell are: in ``relower.snapshots`` beside ``relower.toml``."""
+    folder = matrix.path.with_suffix(".snapshots")
+    return Kept(folder, f"{cell.program}.{cell.node.name}", cell.level)
 
 
 def guards(matrix: Matrix, lowered: Lowered) -> list[str]:
@@ -271,13 +333,19 @@ def guards(matrix: Matrix, lowered: Lowered) -> list[str]:
     """
     if not matrix.cells:
         return ["there are no cells: nothing was compared"]
-    found = []
+    known = [snapshot_of_cell(cell, matrix) for cell in matrix.cells if cell.other is None]
+    stray = unused(matrix.path.with_suffix(".snapshots"), known)
+    found = [f"{path}: no cell has this snapshot; delete it" for path in _seen(stray, matrix)]
     if matrix.controls and all(cell.identical for cell in matrix.cells):
         found.append(
             "there is no control: add a cell with differs-from, to show that a difference would be "
             "seen, or set controls = false under [gate]"
         )
     return found + _duplicates(matrix, lowered)
+
+
+def _seen(paths: Sequence[Path], matrix: Matrix) -> list[str]:
+    return [str(path.relative_to(matrix.folder)) for path in paths]
 
 
 def _duplicates(matrix: Matrix, lowered: Lowered) -> list[str]:
@@ -290,7 +358,7 @@ def _duplicates(matrix: Matrix, lowered: Lowered) -> list[str]:
         return node
 
     for cell in matrix.cells:
-        if cell.identical:
+        if cell.identical and cell.other is not None:
             group[root(cell.node)] = root(cell.other)
     compared = {frozenset((c.node, c.other)) for c in matrix.cells}
     found = []

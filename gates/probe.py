@@ -24,6 +24,7 @@ from ..lowering.errors import InputError
 from ..lowering.program import Level, Location, Program
 from .child import ChildFailed, Job, run
 from .parallel import in_order
+from .revision import split_revision
 from .vacuity import unmet, work
 
 OFFSET = 50
@@ -193,6 +194,10 @@ def probe(
     """
     if _SPEC.fullmatch(job.spec) is None:
         raise InputError(f"{job.spec!r}: wanted FILE.py:NAME")
+    if split_revision(job.spec)[1] is not None:
+        raise InputError(
+            f"{job.spec}: probe varies the files of a work tree; check the revision out to probe it"
+        )
     chosen = variations(without)
     note = progress or (lambda text: None)
     first, expect = _lowered(job, _Variation("first", "as it is"), timeout)

@@ -103,7 +103,7 @@ def _row(cell: CellResult) -> str:
 
 def _details(cell: CellResult) -> str:
     text = _explained(cell)
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=2))
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     title = f"{_MARK[cell.status]} {_markdown(cell.cell.name)}"
     return f"\n<details><summary>{title}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>\n"
 

@@ -13,11 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from ..lowering.errors import InputError
+from .recorder import Recorder
+
+_RECORDER = Recorder()
 
 
 def main() -> int:
     """Reads one request, does it, and writes the answer to the file that the request names."""
     request = json.load(sys.stdin)
+    if request["revision"] is not None or request["record"]:
+        _RECORDER.start()
+    if request["revision"] is not None:
+        from .origins import follow
+
+        request["tree"] = follow(request["revision"])
     try:
         answer = {"value": _DO[request["do"]](request)}
     except InputError as error:
@@ -50,8 +59,24 @@ def _lower(request: dict[str, Any]) -> Any:
     program = lower(
         chosen, levels=tuple(request["levels"]), **_where(request), **request["options"]
     )
+    notes = _checked(request, program)
+    if "tree" in request:
+        from .origins import as_at
+
+        program = as_at(request["tree"], program)
+    root = request["revision"] and request["revision"]["root"]  # what is there, the commit says
+    found = _RECORDER.found(root) if request["record"] else None
     save(program, request["output"])
-    return {"expect": dict(chosen.expect)}
+    return {"expect": dict(chosen.expect), "notes": notes, "read": found}
+
+
+def _checked(request: dict[str, Any], program: Any = None) -> list[str]:
+    """Notes on what a revision doesn't have; an error where it has it and the work tree's came."""
+    if "tree" not in request:
+        return []
+    from .origins import check
+
+    return check(request["tree"], program, _RECORDER.files)
 
 
 def _stage(request: dict[str, Any]) -> Any:
@@ -98,7 +123,8 @@ def _explain(request: dict[str, Any]) -> Any:
             raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
         except Exception as error:
             raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
-    return report.to_json()
+    shown = report.to_json()
+    return {**shown, "notes": [*shown.get("notes", ()), *_checked(request)]}
 
 
 def _catalogue(request: dict[str, Any]) -> Any:

@@ -61,7 +61,7 @@ def _into_zeros(match: Match) -> Reason | None:
 def _by_choice(match: Match) -> Reason | None:
     if match.captures["ids"] is not None:
         return None
-    value = origin(match.scope, match.eqn.invars[1])
+    value = origin(match.scope, match.eqn.invars[1]).value
     return Reason("not-chosen", "the indices are not those of a top_k or argmax",
                   describe_atom(value.scope, value.atom),
                   "the indices of a top_k, an argmax or a sort")  # fmt: skip

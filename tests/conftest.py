@@ -1,6 +1,8 @@
 """The environment of every test, set before jax loads."""
 
 import os
+import shutil
+import tempfile
 
 pytest_plugins = ["pytester"]
 
@@ -10,4 +12,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 ).strip()
+os.environ.pop("CI", None)  # which tests set where they mean it
+os.environ["RELOWER_CACHE"] = tempfile.mkdtemp(prefix="relower-test-cache-")
 os.environ.pop("GITHUB_STEP_SUMMARY", None)  # what tests find is no result of this run
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ["RELOWER_CACHE"], ignore_errors=True)

@@ -164,6 +164,9 @@ BAD = [
     (["gate", "--junit", "no/such/file"], "--junit no/such/file: its folder doesn't exist"),
     (["probe", "none.py:base"], "none.py: no such file"),
     (["probe", "base.program"], "'base.program': wanted FILE.py:NAME"),
+    (["probe", "cases.py:base@HEAD"], "check the revision out to probe it"),
+    (["diff", "cases.py:base@HEAD", "cases.py:base"], "cases.py is in no git work tree"),
+    (["lower", "cases.py:base@"], "wanted a git revision after @"),
     (["probe", "cases.py:base", "--without", "again,cwd"], "--without 'again,cwd': wanted one of"),
 ]
 
@@ -284,7 +287,7 @@ differs-from = "base"
 
 def test_gate(capfd, parsed):
     Path("relower.toml").write_text(GATE)
-    out, _ = said(capfd, "gate", code=0)
+    out, _ = said(capfd, "gate", "--no-cache", code=0)
     assert out.splitlines() == [
         "✓ step: again = base (exact)",
         "✓ step: swapped ≠ base (exact)",
@@ -298,6 +301,44 @@ def test_gate(capfd, parsed):
     found = parsed("gate", out)
     assert found["exit_code"] == 1
     assert [cell["status"] for cell in found["cells"]] == ["holds", "broken"]
+
+
+def test_gate_accepts_and_reuses(capfd, monkeypatch, parsed):
+    time.sleep(0.02)  # what was written just now isn't kept
+    cell = '[[program.cell]]\nvariant = "base"\nsnapshot = true\nops.total = "<= 1x again"\n'
+    Path("snap.toml").write_text(GATE + cell)
+    out, _ = said(capfd, "gate", "snap.toml", code=2)
+    assert "there is no snapshot of it" in out
+    out, _ = said(capfd, "gate", "snap.toml", "--accept", code=0)
+    assert "    accepted: its first snapshot" in out.splitlines()
+    assert "from the cache" not in out
+    out, _ = said(capfd, "gate", "snap.toml", "-j", "2", code=0)
+    *_, note, closing = out.splitlines()
+    assert note == "3 of 3 programs from the cache"
+    assert closing == "1 of 1 identical, 1 of 1 controls differ, 1 of 1 snapshots match"
+    assert not list(Path("snap.snapshots").glob("*.proposed"))
+    monkeypatch.setenv("CI", "1")
+    _, err = said(capfd, "gate", "snap.toml", "--accept", code=2)
+    assert err.startswith("relower: --accept: CI is set")
+    (path,) = Path("snap.snapshots").iterdir()
+    path.rename(path.with_name("step.gone.exact.jax-1.snapshot"))
+    out, _ = said(capfd, "gate", "snap.toml", "--json", code=1)
+    found = parsed("gate", out)
+    assert [cell["expects"] for cell in found["cells"]] == ["identical", "differs", "snapshot"]
+    assert found["guards"] == [
+        "snap.snapshots/step.gone.exact.jax-1.snapshot: no cell has this snapshot; delete it"
+    ]
+
+
+def test_a_file_that_is_not_there_is_no_fault_of_the_output(capfd, monkeypatch):
+    def missing(options):
+        return open("none/at/all").close()
+
+    monkeypatch.setattr("relower.cli.passes._run", missing)
+    out, err = said(capfd, "passes", code=2)
+    assert (out, err) == ("", "relower: none/at/all: No such file or directory\n")
+    print("standard output is still there")
+    assert capfd.readouterr().out == "standard output is still there\n"
 
 
 def test_gate_reports(capfd, monkeypatch):

@@ -71,8 +71,25 @@ def test_lists_are_multiplied_out(tmp_path):
         ('identical-to = "by_hand"', 'identical-to = "by_had"', "did you mean 'by_hand'"),
         ('["packed", "default"]', '["pakced"]', "did you mean 'packed'"),
         ('["packed", "default"]', "[]", "the list is empty"),
-        ('identical-to = "by_hand"', "", "found neither"),
-        ('allow = ["jax"]', 'identical-to = "by_hand"', "found both"),
+        ('identical-to = "by_hand"', "", "found none"),
+        ('allow = ["jax"]', 'identical-to = "by_hand"', "found identical-to and differs-from"),
+        ('identical-to = "by_hand"', "snapshot = false", "snapshot: False; wanted true"),
+        ('differs-from = "plain+packed"', "snapshot = true", "only-in goes with differs-from"),
+        (
+            'differs-from = "plain+packed"\nonly-in = ["scope:router", "kernel:gmm*"]',
+            "snapshot = true",
+            "allow doesn't go with snapshot",
+        ),
+        ("kernels = 3", 'kernels = "~ 3"', "'~ 3'; wanted bounds such as"),
+        ("kernels = 3", 'budget = "ops.total"', "wanted METRIC and bounds"),
+        ("kernels = 3", 'budget = "op.total <= 1"', "no metric 'op.total'; did you mean 'ops'"),
+        ("kernels = 3", 'budget = ["ops.stablehlo.sortt <= 1"]', "did you mean 'stablehlo.sort'"),
+        ("kernels = 3", 'budget = "ops.total <= 1x by_had"', "did you mean 'by_hand'"),
+        ("kernels = 3", 'budget = "ops.total <= 1x plain+packed"', "is relative to itself"),
+        ("kernels.gmm = 2", 'kernels.gmm = ">= 0"', "'>= 0' always holds"),
+        ("kernels.gmm = 2", "kernels.gmm = 2.5", "2.5; wanted a number, or bounds"),
+        ('"stablehlo.sort" = 1', '"stablehlo.sortt" = "<= 1"', "did you mean 'stablehlo.sort'"),
+        ("mesh = { data = 4 }", "inputs = 3", "inputs: 3; wanted a list of strings"),
         ('"plain+packed"', '"plain"', "compared with itself"),
         ('level = "dataflow"', 'level = "loose"', "'loose'; wanted one of exact"),
         ('level = "dataflow"', 'only-in = "scope:x"', "only-in goes with differs-from"),
@@ -95,6 +112,32 @@ def test_mistakes(tmp_path, old, new, message):
         matrix(tmp_path, GOOD.replace(old, new, 1))
     assert "\n" not in str(caught.value)
     assert "relower.toml" in str(caught.value)
+
+
+def test_bounds_and_snapshots(tmp_path):
+    text = GOOD.replace("kernels = 3", 'kernels = "<= 3"').replace("gmm = 2", 'gmm = ">= 1, <= 2"')
+    text = text.replace('"stablehlo.sort" = 1', '"stablehlo.sort" = "<= 0.5x"\nops.total = 9')
+    text += 'budget = ["ops.total <= 1.00x by_hand+default"]\n'
+    text += '[[program.cell]]\nvariant = "plain"\nsnapshot = true\n'
+    text = text.replace('name = "moe"', 'name = "moe"\ninputs = ["a/*"]')
+    text = text.replace("mesh = {", 'inputs = ["b"], mesh = {')
+    first, _, control, last = matrix(tmp_path, text).cells
+    assert (first.kernels, first.ops) == (None, {})
+    assert [(b.metric, b.bounds[0].text) for b in first.budgets] == [
+        ("ops.stablehlo.sort", "<= 0.5x"),
+        ("ops.total", "== 9"),
+        ("kernels", "<= 3"),
+    ]
+    assert [n.name for n in control.references.values()] == ["by_hand+default"]
+    assert [n.name for n in control.nodes()] == ["plain", "plain+packed", "by_hand+default"]
+    assert (first.node.inputs, first.other.inputs) == (("a/*",), ("a/*", "b"))
+    assert (last.name, last.kind, last.other) == (
+        "moe: plain = snapshot (inlined)",
+        "snapshot",
+        None,
+    )
+    with pytest.raises(InputError, match="nothing to refer to beside a snapshot"):
+        matrix(tmp_path, text + 'budget = "ops.total <= 1x"\n')
 
 
 def test_a_file_that_is_not_there(tmp_path):
@@ -129,6 +172,7 @@ def test_the_example_in_the_documentation(tmp_path):
         "moe: plain+packed = by_hand (dataflow)",
         "moe: plain+packed ≠ plain (inlined)",
         "moe: plain+default ≠ plain (inlined)",
+        "moe: plain = snapshot (inlined)",
     ]
     small = page.partition("small = ")[2].partition("\n")[0]
     assert all(key in small for key in ("case", "args", "mesh", "target"))

@@ -105,8 +105,8 @@ def test_several_at_once_and_in_parts(cases, monkeypatch):
     kept = {}
     really = matrix_module._lower
 
-    def kept_lower(node, levels, matrix):
-        kept[node.work] = really(node, levels, matrix)
+    def kept_lower(node, levels, matrix, cache):
+        kept[node.work] = really(node, levels, matrix, cache)
         return kept[node.work]
 
     monkeypatch.setattr(matrix_module, "_lower", kept_lower)
@@ -117,7 +117,7 @@ def test_several_at_once_and_in_parts(cases, monkeypatch):
     assert len(seen) == steps(matrix)
     lowered = []
 
-    def replayed(node, levels, matrix):
+    def replayed(node, levels, matrix, cache):
         lowered.append(node.name)
         return kept[node.work]
 

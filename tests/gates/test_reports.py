@@ -84,6 +84,12 @@ def test_summary():
     assert text.count("<details>") == 2
 
 
+def test_a_fence_is_one_whatever_the_text_holds():
+    for quoted, fence in (("`a` b", "```"), ("a", "```"), ("```` a", "`````")):
+        text = step_summary(GateResult((result("x", "broken", quoted),), ()))
+        assert f"\n\n{fence}text\n{quoted}\n{fence}\n\n" in text
+
+
 def test_summary_says_nothing_that_markdown_acts_on():
     odd = "a|b `c` <img src=x> *d* [e](http://f) @team #1 \x1b \ud800\nnext"
     row = step_summary(GateResult((result("a", "broken", odd),), ())).splitlines()[-1]

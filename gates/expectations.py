@@ -1,0 +1,48 @@
+"""What a cell expects of its program besides what it is compared with: counts and budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..lowering.program import Program
+from .budget import OTHER, Miss, Number, check, measured
+from .config import Cell, Node
+
+
+def expectations(cell: Cell, programs: Mapping[Node, Program]) -> list[Miss]:
+    """The counts and budgets of ``cell`` that don't hold, or can't be decided.
+
+    ``programs`` holds those of `Cell.nodes`.
+    """
+    name = cell.node.name
+    found = []
+    for metric, wanted in _exact(cell).items():
+        count = measured(programs[cell.node], metric)
+        if count != wanted:
+            found.append(Miss("broken", f"{name} {_said(metric, count)}; wanted {wanted}"))
+
+    def measure(metric: str, reference: str | None) -> Number | None:
+        if reference is None:
+            return measured(programs[cell.node], metric)
+        node = cell.other if reference == OTHER else cell.references[reference]
+        return None if node is None else measured(programs[node], metric)
+
+    other = "" if cell.other is None else cell.other.name
+    return found + check(cell.budgets, name, other, measure)
+
+
+def _exact(cell: Cell) -> dict[str, int]:
+    kernels = cell.kernels
+    if kernels is None:
+        kernels = {}
+    elif isinstance(kernels, int):
+        kernels = {"": kernels}
+    counts = {f"kernels.{name}".rstrip("."): count for name, count in kernels.items()}
+    return {**counts, **{f"ops.{name}": count for name, count in cell.ops.items()}}
+
+
+def _said(metric: str, count: int | None) -> str:
+    family, _, rest = metric.partition(".")
+    if family == "ops":
+        return f"has {count} {rest}"
+    return f"calls kernel {rest!r} {count} times" if rest else f"calls {count} kernels"
