@@ -284,7 +284,7 @@ def _whole_array(value: np.ndarray[Any, Any], aval: Aval) -> Fact:
     exact = value.astype(np.float64)
     if not np.isfinite(exact).all() or (exact != np.floor(exact)).any():
         return UNKNOWN
-    return whole(aval, int(exact.min()), int(exact.max()))
+    return whole(aval, int(np.min(exact)), int(np.max(exact)))
 
 
 def _affine_of_array(wide: np.ndarray[Any, Any]) -> Affine | None:
