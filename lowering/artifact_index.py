@@ -10,7 +10,7 @@ from typing import Any
 from .program import LEVELS, Form, Level, Location, Program, Section, Stamp, Unknown, digest_of
 
 FORMAT = "relower-program"
-VERSION = 1
+VERSION = 2
 
 _DIGEST_CHARS = frozenset("0123456789abcdef")
 _HASHED = ("forms", "kernels", "counts", "stamp", "unknowns")

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .syntax import closing, split
+
 MAX_DEPTH = 200
 """Regions nested deeper than this are read as flat lines."""
 
@@ -25,7 +27,7 @@ _PARAMETER = re.compile(r"\s*arg (?P<value>%\w+): (?P<rest>.*)$", re.DOTALL)
 _RESULT = re.compile(r"\s*result \d+: (?P<rest>.*)$", re.DOTALL)
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
 _OPENING = re.compile(r" ?\(\{$")
-_PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
+_OPENERS = frozenset('([{<"')
 
 
 @dataclass(eq=False, slots=True)
@@ -119,7 +121,7 @@ def parts(rest: str) -> list[Part]:
         ):
             if rest.startswith(opener, at):
                 start = at + len(opener) - 1 if kind == "frontend" else at
-                end = _closing(rest, start) if kind != "callee" else _word_end(rest, at)
+                end = closing(rest, start) if kind != "callee" else _word_end(rest, at)
                 found.append(Part(kind, rest[start:end]))
                 at = end
                 break
@@ -131,85 +133,12 @@ def parts(rest: str) -> list[Part]:
     return found
 
 
-def entries(text: str) -> dict[str, str] | list[str] | None:
-    """A dictionary ``{a = 1, b}`` or list ``[1, 2]`` split one level deep; else None."""
-    body = text.strip()
-    if body.startswith("<{") and body.endswith("}>"):
-        body = body[1:-1]
-    if len(body) < 2 or (body[0], body[-1]) not in (("{", "}"), ("[", "]")):
-        return None
-    if _closing(body, 0) != len(body):
-        return None
-    items = split(body[1:-1])
-    if body[0] == "[":
-        return items
-    found: dict[str, str] = {}
-    for item in items:
-        name, equals, value = item.partition(" = ")
-        if name in found:
-            return None
-        found[name] = value if equals else "unit"
-    return found
-
-
 def signature(text: str) -> tuple[str, str] | None:
     """The operand types and the result types of ``(…) -> …``; None for another type."""
     if not text.startswith("("):
         return None
-    end = _closing(text, 0)
+    end = closing(text, 0)
     return (text[:end], text[end + 4 :]) if text.startswith(" -> ", end) else None
-
-
-def split(text: str) -> list[str]:
-    """``text`` split at commas that stand in no bracket and no string."""
-    found: list[str] = []
-    start = at = 0
-    while at < len(text):
-        char = text[at]
-        if char in _PAIRS or char == '"':
-            at = _closing(text, at)
-            continue
-        if char == ",":
-            found.append(text[start:at].strip())
-            start = at + 1
-        at += 1
-    last = text[start:].strip()
-    return [*found, last] if last or found else []
-
-
-def _closing(text: str, start: int) -> int:
-    """The index after the bracket or quote that closes the one at ``start``, or the end."""
-    if text[start] == '"':
-        return _string_end(text, start)
-    stack: list[str] = []
-    at = start
-    while at < len(text):
-        char = text[at]
-        if char == '"':
-            at = _string_end(text, at)
-            continue
-        if char in _PAIRS:
-            stack.append(_PAIRS[char])
-        elif char == ">" and (text[at - 1] == "-" or text[at + 1 : at + 2] == "="):
-            pass  # an arrow or a comparison, not a bracket
-        elif stack and char == stack[-1]:
-            stack.pop()
-            if not stack:
-                return at + 1
-        at += 1
-    return len(text)
-
-
-def _string_end(text: str, start: int) -> int:
-    at = start + 1
-    while at < len(text):
-        if text[at] == "\\":
-            at += 2
-        elif text[at] == '"':
-            return at + 1
-        else:
-            at += 1
-    return len(text)
 
 
 def _type_end(text: str, start: int) -> int:
@@ -218,7 +147,7 @@ def _type_end(text: str, start: int) -> int:
     while at < len(text):
         if text.startswith(" {", at):
             return at
-        at = _closing(text, at) if text[at] in _PAIRS or text[at] == '"' else at + 1
+        at = closing(text, at) if text[at] in _OPENERS else at + 1
     return len(text)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .ir import REFERENCE, Block, Function, Module, Op
@@ -20,6 +20,11 @@ class Page:
         """Appends a line."""
         self.lines.append(line)
         self.locations.append(location)
+
+    def extend(self, text: str, locations: Sequence[int]) -> None:
+        """Appends whole lines of text."""
+        self.lines.extend(text.split("\n")[:-1])
+        self.locations.extend(locations)
 
     @property
     def text(self) -> str:
@@ -66,6 +71,13 @@ class Names:
         return REFERENCE.sub(lambda m: self.name(m[1], m[2]), text)
 
 
+def attributes_text(attrs: dict[str, str], resolve: Callable[[str], str]) -> str:
+    """A dictionary of attributes after what it belongs to; empty if there are none."""
+    if not attrs:
+        return ""
+    return " {" + ", ".join(f"{name} = {resolve(text)}" for name, text in attrs.items()) + "}"
+
+
 PREFIXES = {"func": "f", "mesh": "mesh", "channel": "", "collective": ""}
 
 
@@ -94,10 +106,7 @@ class FunctionPrinter:
         return self._page
 
     def _attrs(self, attrs: dict[str, str]) -> str:
-        if not attrs:
-            return ""
-        items = (f"{name} = {self._names.resolve(text)}" for name, text in attrs.items())
-        return " {" + ", ".join(items) + "}"
+        return attributes_text(attrs, self._names.resolve)
 
     def _define(self, value: int) -> str:
         return self._values.setdefault(value, f"%{len(self._values)}")
@@ -144,26 +153,31 @@ class FunctionPrinter:
         return f"({inputs}) -> ({outputs})"
 
 
-def print_in_order(module: Module, names: Names) -> list[tuple[str, Function, Page]]:
-    """Name, function and page of every function: public ones first, each callee when first met."""
-    printer = FunctionPrinter(module, names)
-    found: list[tuple[str, Function, Page]] = []
+def in_order(names: Names, public: list[str], keys: list[str]) -> Iterator[tuple[str, str]]:
+    """Name and key of every function: public ones first, each callee when first met."""
     done: set[str] = set()
 
-    def drain() -> None:
+    def pending() -> Iterator[tuple[str, str]]:
         while names.pending:
             key = names.pending.popleft()
             if key not in done:
                 done.add(key)
-                function = module.functions[key]
-                found.append((names.name("func", key), function, printer.function(function)))
+                yield names.name("func", key), key
 
-    for key, function in module.functions.items():
-        if function.public:
-            names.fix("func", key, key)
-            names.pending.append(key)
-            drain()
-    for key in module.functions:
+    for key in public:
+        names.fix("func", key, key)
+        names.pending.append(key)
+        yield from pending()
+    for key in keys:
         names.name("func", key)
-        drain()
-    return found
+        yield from pending()
+
+
+def print_in_order(module: Module, names: Names) -> list[tuple[str, Function, Page]]:
+    """Name, function and page of every function, as `in_order` names them."""
+    printer = FunctionPrinter(module, names)
+    public = [key for key, function in module.functions.items() if function.public]
+    return [
+        (name, module.functions[key], printer.function(module.functions[key]))
+        for name, key in in_order(names, public, list(module.functions))
+    ]

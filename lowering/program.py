@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 Level = Literal["exact", "inlined", "dataflow"]
@@ -44,7 +45,7 @@ class Section:
     locations: tuple[int, ...] = ()
     """For each line of ``text``, an index into `Program.locations`, or -1."""
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The digest of the canonical text alone."""
         return digest_of(self.text)
