@@ -26,14 +26,15 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Literal
 
+from ..compat.collector import full_collections_postponed
 from .align import Aligner, Budget
 from .attribute_diff import shortened
 from .change import Change, Collector, Difference, Verdict
 from .contexts import Contexts
 from .errors import InputError
 from .optext import Op
-from .program import LEVELS, Level, Program, Section, Unknown
-from .sections import KERNEL, Sections
+from .program import KERNEL, LEVELS, Level, Program, Section, Unknown
+from .sections import Sections
 from .tree_diff import SectionDiff, Side
 
 MAX_CHANGES = 10_000
@@ -42,6 +43,7 @@ MAX_LINES = 2_000_000
 """Lines of text that the tree comparison reads; sections beyond are reported as a whole."""
 
 
+@full_collections_postponed()
 def diff(a: Program, b: Program, level: Level = "exact", allow: Sequence[str] = ()) -> Difference:
     """Compares two programs at one level.
 
@@ -71,7 +73,8 @@ def diff(a: Program, b: Program, level: Level = "exact", allow: Sequence[str] = 
     )
     if refused:
         return replace(base, reasons=tuple(refused))
-    sections = (Sections(a, a.forms[level]), Sections(b, b.forms[level]))
+    shared: dict[str, str] = {}
+    sections = (Sections(a, a.forms[level], shared), Sections(b, b.forms[level], shared))
     absent = _absent_kernels(sections)
     if absent:
         return replace(base, reasons=tuple(absent))
@@ -285,7 +288,8 @@ class _Comparison:
         )
         changes: list[Change] = []
         for op_a, op_b in alignment.ops:
-            changes.extend(self._references(op_a, op_b, sides))
+            if "@" in op_a.rest or "kernel:" in op_a.rest:
+                changes.extend(self._references(op_a, op_b, sides))
         changes.extend(SectionDiff(*sides, alignment, _names_the_same).changes())
         self._changes.append((pair, changes))
 

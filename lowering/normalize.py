@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..compat.collector import full_collections_postponed
 from .dataflow import numbered
 from .exact import Body, ExactPrinter
 from .inline import TooLarge, inlined
@@ -47,6 +48,7 @@ class Normal:
     locations: tuple[Location, ...]
 
 
+@full_collections_postponed()
 def normalize(
     module: Any,
     *,

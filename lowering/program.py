@@ -7,6 +7,7 @@ program may come from a stranger.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,9 @@ from typing import Literal
 
 Level = Literal["exact", "inlined", "dataflow"]
 LEVELS: tuple[Level, ...] = ("exact", "inlined", "dataflow")
+
+KERNEL = re.compile(r"kernel:([0-9a-f]{12})[0-9a-f]*")
+"""A reference to a kernel in canonical text."""
 
 
 def digest_of(text: str) -> str:
@@ -49,6 +53,13 @@ class Section:
     def digest(self) -> str:
         """The digest of the canonical text alone."""
         return digest_of(self.text)
+
+    @cached_property
+    def kernels(self) -> frozenset[str]:
+        """The names of the kernels that the text refers to."""
+        if "kernel:" not in self.text:
+            return frozenset()
+        return frozenset(f"kernel:{match[1]}" for match in KERNEL.finditer(self.text))
 
 
 @dataclass(frozen=True)
