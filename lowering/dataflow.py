@@ -212,6 +212,8 @@ class _Numbering:
         # An attribute may speak of the carried values by position, so then all of them stay.
         all_stay = bool(op.attrs)
         invariant = {i for i, arg in enumerate(body.args) if passed[i] == arg and not all_stay}
+        if not all_stay:
+            self._settle(body, inits, invariant, _Scope(scope.depth + 1, scope.floor))
         while True:
             keep = [i for i in range(len(inits)) if i not in invariant]
             cond, step = self._loop_regions(op, inits, keep, scope)
@@ -241,6 +243,51 @@ class _Numbering:
         else:
             self._pure(carried, operands, [cond, step], scope.depth, scope)
         self._node_of_op[id(op)] = self._node_of_op.pop(id(carried))
+
+    def _settle(
+        self, body: Block, inits: list[int], invariant: set[int], scope: _Scope
+    ) -> None:
+        """Adds the carried values that follow from those that are known not to change.
+
+        One may follow from another in a long chain, so what reads only settled values is numbered
+        as soon as it does, once, instead of the whole body once for each link of the chain. What
+        this leaves out is found by numbering the body again.
+        """
+        *ops, last = body.ops
+        waits = _Waits(ops, [*body.args, *(value for op in ops for value in op.results)])
+        carried: dict[int, list[int]] = {}
+        for i, value in enumerate(last.operands):
+            carried.setdefault(value, []).append(i)
+        for i in invariant:
+            self._numbers[body.args[i]] = inits[i]
+        settled = [body.args[i] for i in invariant]
+        settled.extend(value for value in carried if value not in waits.inside)
+        ready = waits.free
+        while settled or ready:
+            while ready:
+                op = ready.pop()
+                if self._may_settle(op):
+                    self._op(op, scope)
+                    settled.extend(op.results)
+            if settled:
+                value = settled.pop()
+                for i in carried.get(value, ()):
+                    if i not in invariant and self._numbers[value] == inits[i]:
+                        invariant.add(i)
+                        self._numbers[body.args[i]] = inits[i]
+                        settled.append(body.args[i])
+                ready.extend(waits.settle(value))
+
+    def _may_settle(self, op: Op) -> bool:
+        """Whether a number can be given to what an operation computes, apart from its region."""
+        if purity.is_pure_leaf(op):
+            return True
+        # A region with an effect in it is for the numbering of the whole body.
+        return (
+            purity.applies_regions(op)
+            and self._is_closed(op)
+            and all(purity.is_pure_leaf(inner) for inner in _inside(op))
+        )
 
     def _loop_regions(
         self, op: Op, inits: list[int], keep: list[int], scope: _Scope
@@ -276,6 +323,38 @@ class _Numbering:
         if len(steps) != 1 or steps[0] is None or steps[0].op.name != "stablehlo.constant":
             return False
         return steps[0].op.attrs.get("value", "").startswith("dense<1> : tensor<i")
+
+
+def _inside(op: Op) -> list[Op]:
+    """The operations in the regions of ``op`` but for their terminators."""
+    return [o for region in op.regions for block in region for o in block.ops[:-1]]
+
+
+class _Waits:
+    """How many operands of each operation are still to be settled."""
+
+    def __init__(self, ops: list[Op], inside: list[int]) -> None:
+        self.inside = frozenset(inside)
+        self.free: list[Op] = []
+        """Operations that wait for nothing."""
+        self._counts: dict[int, int] = {}
+        self._readers: dict[int, list[Op]] = {}
+        for op in ops:
+            awaited = [value for value in op.operands if value in self.inside]
+            self._counts[id(op)] = len(awaited)
+            for value in awaited:
+                self._readers.setdefault(value, []).append(op)
+            if not awaited:
+                self.free.append(op)
+
+    def settle(self, value: int) -> list[Op]:
+        """The operations that waited for nothing else."""
+        found: list[Op] = []
+        for op in self._readers.get(value, ()):
+            self._counts[id(op)] -= 1
+            if self._counts[id(op)] == 0:
+                found.append(op)
+        return found
 
 
 class _Emitter:
