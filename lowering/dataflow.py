@@ -20,7 +20,7 @@ What keeps this from calling different programs equal:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import purity
 from .ir import Block, Function, Module, Op, walk
@@ -72,6 +72,8 @@ class _Numbering:
         self._numbers: dict[int, int] = {}
         self._node_of_op: dict[int, Node] = {}
         self._invariants: dict[int, int] = {}
+        self._contents: dict[int, int] = {}
+        self._distinct: dict[tuple[tuple[str, str], ...], int] = {}
 
     def function(self, function: Function) -> Function:
         block = function.blocks[0]
@@ -82,16 +84,7 @@ class _Numbering:
         emitter = _Emitter(self._module, self._types)
         blocks = [emitter.block(region)]
         self._count(emitter)
-        return Function(
-            function.key,
-            function.public,
-            function.attrs,
-            function.arg_attrs,
-            function.result_types,
-            function.result_attrs,
-            blocks,
-            function.loc,
-        )
+        return replace(function, blocks=blocks)
 
     def _count(self, emitter: _Emitter) -> None:
         uses: dict[int, int] = {}
@@ -179,17 +172,26 @@ class _Numbering:
     ) -> None:
         key = (
             op.name,
-            tuple(op.attrs.items()),
-            tuple(op.frontend.items()),
+            self._content(op.attrs),
+            self._content(op.frontend),
             tuple(operands),
-            tuple(self._module.types[value] for value in op.results),
-            tuple(region.key() for region in regions),
+            tuple([self._module.types[value] for value in op.results]),
+            tuple([region.key() for region in regions]),
             level if regions else scope.floor,
         )
         node = self._table.get(key)
         if node is None:
             node = self._table[key] = self._node(op, operands, regions, level)
         self._finish(op, node)
+
+    def _content(self, attrs: dict[str, str]) -> int:
+        """A number that is the same for equal attributes, most of which are one object."""
+        found = self._contents.get(id(attrs))
+        if found is None:
+            items = tuple(attrs.items())
+            found = self._distinct.setdefault(items, len(self._distinct))
+            self._contents[id(attrs)] = found
+        return found
 
     def _effect(self, op: Op, operands: list[int], regions: list[Region], scope: _Scope) -> None:
         node = self._node(op, operands, regions, scope.depth)
@@ -398,4 +400,5 @@ class _Emitter:
             op.callee,
             op.kernel,
             op.pure_call,
+            op.signature,
         )

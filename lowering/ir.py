@@ -49,6 +49,8 @@ class Op:
     """For a call of a Mosaic kernel: the section name of its body."""
     pure_call: bool = False
     """For a custom call: known to have no effect beyond its results."""
+    signature: str = ""
+    """Its type as printed, ``(…) -> …``; empty where the types of its values must say."""
 
 
 @dataclass(slots=True)

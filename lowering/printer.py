@@ -89,6 +89,7 @@ class FunctionPrinter:
         self._names = names
         self._page = Page()
         self._values: dict[int, str] = {}
+        self._tails: dict[tuple[int, int, str | None, str], str] = {}
 
     def function(self, function: Function) -> Page:
         """The page of one function: header, one line an argument, one a result, the body."""
@@ -109,7 +110,10 @@ class FunctionPrinter:
         return attributes_text(attrs, self._names.resolve)
 
     def _define(self, value: int) -> str:
-        return self._values.setdefault(value, f"%{len(self._values)}")
+        found = self._values.get(value)
+        if found is None:
+            found = self._values[value] = f"%{len(self._values)}"
+        return found
 
     def _region(self, blocks: Sequence[Block], depth: int, skip_entry: bool = False) -> None:
         indent = "  " * depth
@@ -122,35 +126,47 @@ class FunctionPrinter:
 
     def _op(self, op: Op, depth: int) -> None:
         indent = "  " * depth
-        operands = ", ".join(self._define(value) for value in op.operands)
-        line = f'"{op.name}"({operands})'
-        if op.callee is not None:
-            line += f" @{self._names.name('func', op.callee)}"
-        if op.successors:
-            line += " [" + ", ".join(f"^{index}" for index in op.successors) + "]"
-        line += self._attrs(op.attrs)
-        if op.frontend:
-            line += " frontend" + self._attrs(op.frontend)
-        line += f" : {self._signature(op)}"
+        names = self._values
+        try:
+            operands = ", ".join([names[value] for value in op.operands])
+        except KeyError:  # in a region of several blocks, read before it is defined
+            operands = ", ".join([self._define(value) for value in op.operands])
+        results = ""
+        if op.results:
+            results = ", ".join([self._define(value) for value in op.results]) + " = "
+        line = f'{indent}{results}"{op.name}"({operands}){self._tail(op)}'
         if not op.regions:
-            self._page.add(f"{indent}{self._results(op)}{line}", op.loc)
+            self._page.add(line, op.loc)
             return
-        self._page.add(f"{indent}{self._results(op)}{line} ({{", op.loc)
+        self._page.add(f"{line} ({{", op.loc)
         for index, region in enumerate(op.regions):
             if index:
                 self._page.add(f"{indent}}}, {{", op.loc)
             self._region(region, depth + 1)
         self._page.add(f"{indent}}})", op.loc)
 
-    def _results(self, op: Op) -> str:
-        if not op.results:
-            return ""
-        return ", ".join(self._define(value) for value in op.results) + " = "
+    def _tail(self, op: Op) -> str:
+        """What follows the operands; operations that were read from equal text share it."""
+        key = (id(op.attrs), id(op.frontend), op.callee, op.signature)
+        found = self._tails.get(key) if op.signature and not op.successors else None
+        if found is None:
+            found = "" if op.callee is None else f" @{self._names.name('func', op.callee)}"
+            if op.successors:
+                found += " [" + ", ".join(f"^{index}" for index in op.successors) + "]"
+            found += self._attrs(op.attrs)
+            if op.frontend:
+                found += " frontend" + self._attrs(op.frontend)
+            found += f" : {op.signature or self._signature(op)}"
+            if op.signature and not op.successors:
+                self._tails[key] = found
+        return found
 
     def _signature(self, op: Op) -> str:
-        inputs = ", ".join(self._types[value] for value in op.operands)
-        outputs = ", ".join(self._types[value] for value in op.results)
-        return f"({inputs}) -> ({outputs})"
+        inputs = ", ".join([self._types[value] for value in op.operands])
+        outputs = [self._types[value] for value in op.results]
+        outcome = ", ".join(outputs)
+        is_bare = len(outputs) == 1 and not outcome.startswith("(")
+        return f"({inputs}) -> {outcome if is_bare else f'({outcome})'}"
 
 
 def in_order(names: Names, public: list[str], keys: list[str]) -> Iterator[tuple[str, str]]:

@@ -141,6 +141,7 @@ class FunctionReader:
             tail.callee,
             tail.kernel,
             tail.pure_call,
+            tail.types,
         )
         self._blocks[-1].ops.append(op)
         if tail.opens:
@@ -224,6 +225,7 @@ class FunctionReader:
         if tail.attrs:
             op.attrs = dict(sorted({**op.attrs, **tail.attrs}.items()))
         op.frontend = tail.frontend or op.frontend
+        op.signature = tail.types
         self._results(op, frame.results, types)
 
 
