@@ -246,9 +246,7 @@ class _Numbering:
             self._pure(carried, operands, [cond, step], scope.depth, scope)
         self._node_of_op[id(op)] = self._node_of_op.pop(id(carried))
 
-    def _settle(
-        self, body: Block, inits: list[int], invariant: set[int], scope: _Scope
-    ) -> None:
+    def _settle(self, body: Block, inits: list[int], invariant: set[int], scope: _Scope) -> None:
         """Adds the carried values that follow from those that are known not to change.
 
         One may follow from another in a long chain, so what reads only settled values is numbered

@@ -33,9 +33,10 @@ _WINDOW = 1000
 
 @dataclass
 class Body:
-    """The body of one function in canonical text."""
+    """What the body of one function holds."""
 
-    text: str
+    pieces: list[str]
+    """The canonical text, in pieces that are joined once: a text may be a large part of memory."""
     locations: list[int]
     """For each line."""
     ops: Counter[str] = field(default_factory=Counter)
@@ -70,7 +71,7 @@ class ExactPrinter:
     def body(self, printed: Printed) -> Body:
         """The operations, one a line; what was set aside is counted."""
         text = printed.body
-        body = Body(text, [])
+        body = Body([text], [])
         lines = self._lines(printed, body)
         if lines is None:
             reason = "the form that MLIR prints it in can't be read"
@@ -78,10 +79,8 @@ class ExactPrinter:
             body.locations = [-1] * text.count("\n")
         else:
             body.locations = lines
-        self._check_dialects(body)
-        edits = self._edits(text, body)
-        if edits:
-            body.text = "".join(edits)
+        self._check_dialects(text, body)
+        body.pieces = self._edits(text, body) or [text]
         return body
 
     def _lines(self, printed: Printed, body: Body) -> list[int] | None:
@@ -115,10 +114,10 @@ class ExactPrinter:
         self._session.ledger.add("value-name", values)
         return found
 
-    def _check_dialects(self, body: Body) -> None:
+    def _check_dialects(self, text: str, body: Body) -> None:
         for name in body.ops:
             if name.partition(".")[0] not in self._dialects:
-                line = body.text.count("\n", 0, body.text.find(f'"{name}"('))
+                line = text.count("\n", 0, text.find(f'"{name}"('))
                 self._session.unknown(name, UNKNOWN_DIALECT, body.locations[line])
 
     def _edits(self, text: str, body: Body) -> list[str]:
@@ -180,15 +179,20 @@ class ExactPrinter:
             tail.resolved = self._names.resolve(tail.text())
         return f"{match['head']}{tail.resolved}"
 
-    def section(self, printed: Printed, name: str) -> tuple[Section, Body]:
-        """The section of one function, and what its body holds."""
+    def section(self, printed: Printed, name: str, keep: bool) -> tuple[Section, Body]:
+        """The section of one function, and what its body holds, whose text it takes along.
+
+        The printed text is let go before the canonical text is put together, unless ``keep``.
+        """
         header = self.header(printed)
         body = self.body(printed)
-        printed_text = "".join((*header, body.text))
-        body.text = ""
+        if not keep:
+            printed.body, printed.locations = "", []
+        text = "".join((*header, *body.pieces))
         first = printed.header.loc
         locations = (first, *(-1 for _ in header[1:]), *body.locations)
-        return Section(name, "function", printed_text, printed.header.key, locations), body
+        body.pieces, body.locations = [], []
+        return Section(name, "function", text, printed.header.key, locations), body
 
 
 def _owner(text: str, start: int, indent: str) -> str:

@@ -84,7 +84,7 @@ class KernelTable:
             page.add(f"module {name} = {names.resolve(text)}")
         exact = ExactPrinter(self._session, printer.tails, names, KERNEL_DIALECTS)
         for key in printer.keys:
-            section, _ = exact.section(printer.function(key), "")
+            section, _ = exact.section(printer.function(key), "", keep=False)
             page.add(f"@{names.name('func', key)}")
             page.extend(section.text, section.locations)
         return page

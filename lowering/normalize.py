@@ -30,7 +30,7 @@ from .locations import LocationTable
 from .mosaic import KernelTable
 from .printed import Printer
 from .printer import PREFIXES, Names, Page, in_order, print_in_order
-from .program import LEVELS, Form, Level, Location, Section, Unknown, digest_of
+from .program import LEVELS, Form, Level, Location, Section, Unknown, form_digest
 from .read import PROGRAM_DIALECTS, FunctionReader, Unreadable
 from .session import Session
 
@@ -110,7 +110,7 @@ def _exact(
         printed = printer.function(key)
         if printed.header.public:
             _attach_constants(printed.header, constants)
-        section, bodies[key] = exact.section(printed, name)
+        section, bodies[key] = exact.section(printed, name, keep)
         sections.append(section)
         if read is None or reader is None:
             continue
@@ -124,7 +124,7 @@ def _exact(
     session.ledger.add("channel-id", names.count("channel"))
     if read is not None:
         read.functions = {key: read.functions[key] for key in printer.keys}
-    return Form("exact", tuple(sections), _digest(sections)), bodies, read
+    return _form("exact", sections), bodies, read
 
 
 def _attach_constants(header: Function, constants: Sequence[str]) -> None:
@@ -149,9 +149,9 @@ def _taken_apart(exact: Module, levels: Sequence[Level], session: Session) -> di
     ledger.add("mesh-merged", len(flat.meshes) - len(set(classes.values())))
     flat.meshes = {key: text for key, text in flat.meshes.items() if classes[key] == key}
     if "inlined" in levels:
-        forms["inlined"] = _form("inlined", flat, classes)
+        forms["inlined"] = _printed_form("inlined", flat, classes)
     if "dataflow" in levels:
-        forms["dataflow"] = _form("dataflow", numbered(flat, ledger), classes)
+        forms["dataflow"] = _printed_form("dataflow", numbered(flat, ledger), classes)
     return forms
 
 
@@ -161,13 +161,20 @@ def _mesh_classes(module: Module) -> dict[str, str]:
     return {key: first.setdefault(text, key) for key, text in module.meshes.items()}
 
 
-def _form(level: Level, module: Module, classes: dict[str, str]) -> Form:
+def _printed_form(level: Level, module: Module, classes: dict[str, str]) -> Form:
     names = Names(PREFIXES, classes)
     sections = [_head(module.attrs, module.meshes, names)]
     for name, function, page in print_in_order(module, names):
         label = function.key
         sections.append(Section(name, "function", page.text, label, tuple(page.locations)))
-    return Form(level, tuple(sections), _digest(sections))
+    return _form(level, sections)
+
+
+def _form(level: Level, sections: Sequence[Section]) -> Form:
+    """A form and its digest; what a comparison asks of each section first is looked up as well."""
+    for section in sections:
+        _ = section.kernels
+    return Form(level, tuple(sections), form_digest(sections))
 
 
 def _head(attrs: Mapping[str, str], meshes: Mapping[str, str], names: Names) -> Section:
@@ -178,10 +185,6 @@ def _head(attrs: Mapping[str, str], meshes: Mapping[str, str], names: Names) -> 
     for key, text in meshes.items():
         head.add(f"sdy.mesh @{names.name('mesh', key)} {text}")
     return Section("module", "module", head.text, "", tuple(head.locations))
-
-
-def _digest(sections: Sequence[Section]) -> str:
-    return digest_of("".join(f"{s.kind} {s.name} {s.digest}\n" for s in sections))
 
 
 def _counts(bodies: Mapping[str, Body], public: list[str]) -> tuple[dict[str, int], dict[str, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -70,6 +70,11 @@ class Form:
     sections: tuple[Section, ...]
     digest: str
     """Over the digests of the sections and, through their text, of every kernel they call."""
+
+
+def form_digest(sections: Sequence[Section]) -> str:
+    """The digest of a form, from the kind, name and digest of each of its sections."""
+    return digest_of("".join(f"{s.kind} {s.name} {s.digest}\n" for s in sections))
 
 
 @dataclass(frozen=True)

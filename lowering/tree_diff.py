@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Any
 
 from .align import Alignment
 from .attribute_diff import WIDTH, rest_differences, shortened
@@ -106,9 +107,9 @@ class SectionDiff:
         """Whether two operations without regions are the same, as nearly all are."""
         if a.rest != b.rest or a.name != b.name or a.regions or b.regions:
             return False
-        counterpart = self.alignment.values.get
-        # A value without one stands for itself here: it is in no operation of the other side.
-        return [counterpart(v, v) for v in a.operands] == b.operands  # type: ignore[call-overload]
+        values: dict[Any, Any] = self.alignment.values  # names of undefined values are asked too
+        # A value without counterpart stands for itself: it is in no operation of the other side.
+        return [values.get(v, v) for v in a.operands] == b.operands
 
     def _own(self, a: Op, b: Op) -> Iterator[Change]:
         if a.name != b.name:
