@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .optext import parts, signature
+from .rest import parts, signature
 from .syntax import entries
 
 ABSENT = "(absent)"

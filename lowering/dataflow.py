@@ -23,8 +23,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from . import purity
+from .emit import Emitter
 from .ir import Block, Function, Module, Op, walk
 from .ledger import Ledger
+from .loops import Waits, ends, inside
 from .merge import merge_functions
 from .schedule import Node, Region, schedule
 
@@ -81,12 +83,12 @@ class _Numbering:
         args = [self._argument(0, index, text) for index, text in enumerate(types)]
         self._numbers.update(zip(block.args, args, strict=True))
         region = self._region(block, args, _Scope(0, 0), None)
-        emitter = _Emitter(self._module, self._types)
+        emitter = Emitter(self._module, self._types)
         blocks = [emitter.block(region)]
         self._count(emitter)
         return replace(function, blocks=blocks)
 
-    def _count(self, emitter: _Emitter) -> None:
+    def _count(self, emitter: Emitter) -> None:
         uses: dict[int, int] = {}
         for node in self._node_of_op.values():
             uses[id(node)] = uses.get(id(node), 0) + 1
@@ -240,7 +242,7 @@ class _Numbering:
         operands = [inits[i] for i in keep]
         for i in invariant:
             self._numbers[op.results[i]] = inits[i]
-        if cond.effects or step.effects or not self._ends(cond, step, scope.depth + 1):
+        if cond.effects or step.effects or not self._is_finite(cond, step, scope):
             self._effect(carried, operands, [cond, step], scope)
         else:
             self._pure(carried, operands, [cond, step], scope.depth, scope)
@@ -254,7 +256,7 @@ class _Numbering:
         this leaves out is found by numbering the body again.
         """
         *ops, last = body.ops
-        waits = _Waits(ops, [*body.args, *(value for op in ops for value in op.results)])
+        waits = Waits(ops, [*body.args, *(value for op in ops for value in op.results)])
         carried: dict[int, list[int]] = {}
         for i, value in enumerate(last.operands):
             carried.setdefault(value, []).append(i)
@@ -286,7 +288,7 @@ class _Numbering:
         return (
             purity.applies_regions(op)
             and self._is_closed(op)
-            and all(purity.is_pure_leaf(inner) for inner in _inside(op))
+            and all(purity.is_pure_leaf(inner) for inner in inside(op))
         )
 
     def _loop_regions(
@@ -306,97 +308,5 @@ class _Numbering:
             regions.append(self._region(block, args, inner, keep if which == 1 else None))
         return regions[0], regions[1]
 
-    def _ends(self, cond: Region, step: Region, depth: int) -> bool:
-        """Whether a counter goes up by one until it meets a bound from outside the loop."""
-        test = self._makers[cond.roots[0]] if len(cond.roots) == 1 else None
-        if test is None or test.op.name != "stablehlo.compare" or test.level != depth:
-            return False
-        if "comparison_direction LT>" not in test.op.attrs.get("comparison_direction", ""):
-            return False
-        counter, bound = test.operands
-        if counter not in cond.args or self._levels[bound] >= depth:
-            return False
-        update = self._makers[step.roots[cond.args.index(counter)]]
-        if update is None or update.op.name != "stablehlo.add" or counter not in update.operands:
-            return False
-        steps = [self._makers[value] for value in update.operands if value != counter]
-        if len(steps) != 1 or steps[0] is None or steps[0].op.name != "stablehlo.constant":
-            return False
-        return steps[0].op.attrs.get("value", "").startswith("dense<1> : tensor<i")
-
-
-def _inside(op: Op) -> list[Op]:
-    """The operations in the regions of ``op`` but for their terminators."""
-    return [o for region in op.regions for block in region for o in block.ops[:-1]]
-
-
-class _Waits:
-    """How many operands of each operation are still to be settled."""
-
-    def __init__(self, ops: list[Op], inside: list[int]) -> None:
-        self.inside = frozenset(inside)
-        self.free: list[Op] = []
-        """Operations that wait for nothing."""
-        self._counts: dict[int, int] = {}
-        self._readers: dict[int, list[Op]] = {}
-        for op in ops:
-            awaited = [value for value in op.operands if value in self.inside]
-            self._counts[id(op)] = len(awaited)
-            for value in awaited:
-                self._readers.setdefault(value, []).append(op)
-            if not awaited:
-                self.free.append(op)
-
-    def settle(self, value: int) -> list[Op]:
-        """The operations that waited for nothing else."""
-        found: list[Op] = []
-        for op in self._readers.get(value, ()):
-            self._counts[id(op)] -= 1
-            if self._counts[id(op)] == 0:
-                found.append(op)
-        return found
-
-
-class _Emitter:
-    """Numbered regions back to operations with values of their own."""
-
-    def __init__(self, module: Module, types: list[str]) -> None:
-        self._module = module
-        self._types = types
-        self._values: dict[int, int] = {}
-        self.placed: dict[int, int] = {}
-        """How often each node was placed, by its identity."""
-
-    def block(self, region: Region) -> Block:
-        """One block: arguments, the nodes in order, the terminator."""
-        block = Block([self._define(number) for number in region.args])
-        for node in region.order:
-            self.placed[id(node)] = self.placed.get(id(node), 0) + 1
-            block.ops.append(self._op(node))
-        last = region.last
-        operands = [self._values[number] for number in region.roots]
-        block.ops.append(Op(last.name, operands, [], last.attrs, last.loc, last.frontend))
-        return block
-
-    def _define(self, number: int) -> int:
-        value = self._values[number] = self._module.new_value(self._types[number])
-        return value
-
-    def _op(self, node: Node) -> Op:
-        op = node.op
-        operands = [self._values[number] for number in node.operands]
-        regions = [[self.block(region)] for region in node.regions]
-        return Op(
-            op.name,
-            operands,
-            [self._define(number) for number in node.results],
-            op.attrs,
-            op.loc,
-            op.frontend,
-            regions,
-            [],
-            op.callee,
-            op.kernel,
-            op.pure_call,
-            op.signature,
-        )
+    def _is_finite(self, cond: Region, step: Region, scope: _Scope) -> bool:
+        return ends(cond, step, scope.depth + 1, self._levels, self._makers)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .syntax import closing, split
+from .syntax import split
 
 MAX_DEPTH = 200
 """Regions nested deeper than this are read as flat lines."""
@@ -27,7 +27,6 @@ _PARAMETER = re.compile(r"\s*arg (?P<value>%\w+): (?P<rest>.*)$", re.DOTALL)
 _RESULT = re.compile(r"\s*result \d+: (?P<rest>.*)$", re.DOTALL)
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
 _OPENING = re.compile(r" ?\(\{$")
-_OPENERS = frozenset('([{<"')
 
 
 @dataclass(eq=False, slots=True)
@@ -71,15 +70,6 @@ class Region:
     blocks: list[Block] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Part:
-    """One piece of what follows an operation's operands: its kind and its text."""
-
-    kind: str
-    """One of attributes, properties, frontend, successors, callee, type, text."""
-    text: str
-
-
 def read(text: str, shared: dict[str, str] | None = None) -> Block:
     """The tree of ``text``; its top block holds functions, or whatever the text has.
 
@@ -101,63 +91,6 @@ def walk(block: Block) -> Iterator[Op]:
         inner = [op for region in op.regions for block in region.blocks for op in block.ops]
         if inner:
             stack.append(iter(inner))
-
-
-def parts(rest: str) -> list[Part]:
-    """``rest`` split at its top level into attributes, types and so on."""
-    found: list[Part] = []
-    at = 0
-    while at < len(rest):
-        if rest[at] == " ":
-            at += 1
-            continue
-        if rest.startswith(": ", at):
-            end = _type_end(rest, at + 2)
-            found.append(Part("type", rest[at + 2 : end]))
-            at = end
-            continue
-        for opener, kind in (
-            ("<{", "properties"),
-            ("{", "attributes"),
-            ("[", "successors"),
-            ("frontend {", "frontend"),
-            ("@", "callee"),
-        ):
-            if rest.startswith(opener, at):
-                start = at + len(opener) - 1 if kind == "frontend" else at
-                end = closing(rest, start) if kind != "callee" else _word_end(rest, at)
-                found.append(Part(kind, rest[start:end]))
-                at = end
-                break
-        else:
-            end = rest.find(" ", at)
-            end = len(rest) if end < 0 else end
-            found.append(Part("text", rest[at:end]))
-            at = end
-    return found
-
-
-def signature(text: str) -> tuple[str, str] | None:
-    """The operand types and the result types of ``(…) -> …``; None for another type."""
-    if not text.startswith("("):
-        return None
-    end = closing(text, 0)
-    return (text[:end], text[end + 4 :]) if text.startswith(" -> ", end) else None
-
-
-def _type_end(text: str, start: int) -> int:
-    """Where a type ends: at the attributes that follow an argument's type, or with the line."""
-    at = start
-    while at < len(text):
-        if text.startswith(" {", at):
-            return at
-        at = closing(text, at) if text[at] in _OPENERS else at + 1
-    return len(text)
-
-
-def _word_end(text: str, start: int) -> int:
-    match = re.compile(r'@(?:"[^"]*"|[\w$.-]+)').match(text, start)
-    return match.end() if match else start + 1
 
 
 class _Reader:
