@@ -85,7 +85,7 @@ def module_text(operations: int, changed: bool = False) -> str:
         f"return %0 : {T} loc(#l1) }} }}"
     )
     for index in range(SOURCES):
-        lines.append(f'#f{index} = loc("model.py":{index + 10}:4)')
+        lines.append(f'#f{index} = loc("step"("model.py":{index + 10}:4))')
         lines.append(f'#l{index} = loc("jit(step)/block_{index % 7}/op"(#f{index}))')
     return "\n".join(lines)
 

@@ -73,6 +73,8 @@ class Function:
     result_attrs: list[dict[str, str]]
     blocks: list[Block]
     loc: int
+    declared: list[tuple[str, str]] = field(default_factory=list)
+    """Names and types of the arguments of a function without a body."""
 
 
 @dataclass(slots=True)

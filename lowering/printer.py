@@ -97,9 +97,12 @@ class FunctionPrinter:
         self._values = {}
         kind = "public" if function.public else "private"
         self._page.add(f"func.func {kind}{self._attrs(function.attrs)}", function.loc)
-        entry = function.blocks[0] if function.blocks else Block([])
-        for value, attrs in zip(entry.args, function.arg_attrs, strict=True):
-            self._page.add(f"  arg {self._define(value)}: {self._types[value]}{self._attrs(attrs)}")
+        arguments = function.declared
+        if function.blocks:
+            entry = function.blocks[0].args
+            arguments = [(self._define(value), self._types[value]) for value in entry]
+        for (name, text), attrs in zip(arguments, function.arg_attrs, strict=True):
+            self._page.add(f"  arg {name}: {text}{self._attrs(attrs)}")
         results = zip(function.result_types, function.result_attrs, strict=True)
         for index, (text, attrs) in enumerate(results):
             self._page.add(f"  result {index}: {text}{self._attrs(attrs)}")

@@ -117,7 +117,10 @@ class FunctionReader:
                 self._close(text)
         if at != len(body) or self._frames or self._early:
             raise Unreadable(f"function {printed.header.key}: {body[at : at + 80]!r}")
-        printed.header.blocks = top if body else []
+        if body:
+            printed.header.blocks = top
+        else:
+            printed.header.declared = printed.arguments
         return printed.header
 
     def _op(self, name: str, results: str | None, count: str | None, reads: str, text: str) -> None:
