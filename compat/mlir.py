@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax._src import tpu_custom_call as _tpu_custom_call
 from jax._src.interpreters import mlir as _mlir
 from jaxlib.mlir import ir as ir
-from jaxlib.mlir.dialects import stablehlo as _stablehlo
 from jaxlib.mlir.passmanager import PassManager as PassManager
 
 _lib: Any = importlib.import_module("jax._src.lib")
@@ -41,43 +41,22 @@ def mosaic_version(route: str) -> str:
     return str(_tpu_custom_call._FWD_COMPAT_VERSION) if route == "abstract" else NEWEST
 
 
-def channel_handle(attribute: Any) -> tuple[int, int] | None:
-    """Handle and type of a StableHLO channel handle, or None for any other attribute."""
-    if not _stablehlo.ChannelHandle.isinstance(attribute):
-        return None
-    channel = _stablehlo.ChannelHandle(attribute)
-    return int(channel.handle), int(channel.channel_type)
+def locations_in_order(
+    operation: Any, known: Mapping[Any, int], index_of: Callable[[Any], int]
+) -> list[int]:
+    """An index for an operation's location and those of all below it, in the order of its text.
 
-
-def rename_symbols(module: Any, names: dict[str, str]) -> Any:
-    """A clone of ``module`` with top-level symbols renamed, wherever attributes mention them."""
-    clone = module.operation.clone()
-    table = ir.SymbolTable(clone)
-    for old, new in names.items():
-        ir.SymbolTable.replace_all_symbol_uses(old, new, clone)
-        table[old].operation.attributes["sym_name"] = ir.StringAttr.get(new)
-    return _Cloned(clone)
-
-
-class _Cloned:
-    """The part of ``ir.Module`` that reading needs, over a cloned module operation."""
-
-    def __init__(self, operation: Any) -> None:
-        self.operation = operation.operation
-        self.body = operation.operation.regions[0].blocks[0]
-        self.context = operation.context
-
-
-def printed_attribute(op: Any, name: str) -> str | None:
-    """The text of an operation's only attribute, read off its printed form; None if it has others.
-
-    For attributes that the bindings can't hand out.
+    ``known`` maps the attributes of locations that were met before; ``index_of`` is asked for the
+    others. This runs for every operation of a program.
     """
-    if [entry for entry in op.attributes if entry != name]:
-        return None
-    text: str = op.get_asm(print_generic_op_form=True, use_local_scope=True)
-    _, found, rest = text.partition(f"<{{{name} = ")
-    if not found or "\n" in text.strip():
-        return None
-    value, found, _ = rest.rpartition("}> : (")
-    return value if found else None
+    found: list[int] = []
+    add, get, onward = found.append, known.get, ir.WalkResult.ADVANCE
+
+    def step(inner: Any) -> Any:
+        location = inner.location
+        index = get(location.attr)
+        add(index_of(location) if index is None else index)
+        return onward
+
+    operation.walk(step, ir.WalkOrder.PRE_ORDER)
+    return found

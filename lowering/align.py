@@ -1,149 +1,18 @@
-"""Which operation of one program is which of the other: sequences, blocks, whole trees."""
+"""Which operation of one program is which of the other."""
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .optext import Block, Op, Value, walk
-
-MAX_CELLS = 4_000_000
-"""Cells of longest-common-subsequence tables that one comparison may fill."""
-
-LARGE_GAP = 250_000
-"""Cells of a gap above which items that repeat are paired by their order first."""
+from .sequences import Budget, common
 
 _Uses = defaultdict[Value, list[tuple[str, str, int]]]
 
 Opener = Callable[[str], tuple[str, str]]
-
-
-@dataclass
-class Budget:
-    """Work that is left; once it is spent, alignments get coarser and say so."""
-
-    cells: int = MAX_CELLS
-    spent: bool = False
-
-    def take(self, cells: int) -> bool:
-        """Whether ``cells`` may be spent, and spends them."""
-        if cells > self.cells:
-            self.spent = True
-            return False
-        self.cells -= cells
-        return True
-
-
-def common(
-    a: Sequence[Hashable], b: Sequence[Hashable], budget: Budget | None = None
-) -> list[tuple[int, int]]:
-    """Index pairs of equal items, rising in both: a long common subsequence, in bounded time.
-
-    Common ends are trimmed, items that occur once on both sides become anchors, and what is left
-    between anchors is solved exactly while ``budget`` lasts.
-    """
-    budget = budget or Budget()
-    found: list[tuple[int, int]] = []
-    gaps = [(0, len(a), 0, len(b))]
-    while gaps:
-        a0, a1, b0, b1 = gaps.pop()
-        while a0 < a1 and b0 < b1 and a[a0] == b[b0]:
-            found.append((a0, b0))
-            a0, b0 = a0 + 1, b0 + 1
-        while a0 < a1 and b0 < b1 and a[a1 - 1] == b[b1 - 1]:
-            a1, b1 = a1 - 1, b1 - 1
-            found.append((a1, b1))
-        if a0 == a1 or b0 == b1:
-            continue
-        cells = (a1 - a0) * (b1 - b0)
-        anchors = _anchors(a, b, a0, a1, b0, b1)
-        if not anchors and cells > LARGE_GAP:
-            anchors = _anchors(a, b, a0, a1, b0, b1, repeated=True)
-        if anchors:
-            found.extend(anchors)
-            edges = [(a0 - 1, b0 - 1), *anchors, (a1, b1)]
-            for (i, j), (k, m) in pairwise(edges):
-                gaps.append((i + 1, k, j + 1, m))
-        elif not set(a[a0:a1]).isdisjoint(b[b0:b1]) and budget.take(cells):
-            found.extend(_longest(a, b, a0, a1, b0, b1))
-    return sorted(found)
-
-
-def _anchors(
-    a: Sequence[Hashable],
-    b: Sequence[Hashable],
-    a0: int,
-    a1: int,
-    b0: int,
-    b1: int,
-    repeated: bool = False,
-) -> list[tuple[int, int]]:
-    """The longest rising run of items that occur exactly once on both sides.
-
-    With ``repeated``, of items that occur equally often on both, the first with the first and so
-    on: coarser, but linear.
-    """
-    in_a, in_b = _places(a, a0, a1), _places(b, b0, b1)
-    pairs = sorted(
-        pair
-        for key, left in in_a.items()
-        if len(left) == len(in_b.get(key, ())) and (repeated or len(left) == 1)
-        for pair in zip(left, in_b[key], strict=True)
-    )
-    tails: list[int] = []
-    at: list[int] = []
-    back: list[int] = []
-    for index, (_, j) in enumerate(pairs):
-        place = bisect.bisect_left(tails, j)
-        back.append(at[place - 1] if place else -1)
-        if place == len(tails):
-            tails.append(j)
-            at.append(index)
-        else:
-            tails[place], at[place] = j, index
-    chain: list[tuple[int, int]] = []
-    index = at[-1] if at else -1
-    while index >= 0:
-        chain.append(pairs[index])
-        index = back[index]
-    return chain[::-1]
-
-
-def _places(items: Sequence[Hashable], start: int, end: int) -> dict[Hashable, list[int]]:
-    found: dict[Hashable, list[int]] = {}
-    for index in range(start, end):
-        found.setdefault(items[index], []).append(index)
-    return found
-
-
-def _longest(
-    a: Sequence[Hashable], b: Sequence[Hashable], a0: int, a1: int, b0: int, b1: int
-) -> list[tuple[int, int]]:
-    width = b1 - b0 + 1
-    table = [[0] * width]
-    for i in range(a1 - 1, a0 - 1, -1):
-        below, row = table[-1], [0] * width
-        for j in range(width - 2, -1, -1):
-            if a[i] == b[b0 + j]:
-                row[j] = below[j + 1] + 1
-            else:
-                row[j] = max(below[j], row[j + 1])
-        table.append(row)
-    table.reverse()
-    found: list[tuple[int, int]] = []
-    i = j = 0
-    while i < a1 - a0 and j < width - 1:
-        if a[a0 + i] == b[b0 + j] and table[i][j] == table[i + 1][j + 1] + 1:
-            found.append((a0 + i, b0 + j))
-            i, j = i + 1, j + 1
-        elif table[i + 1][j] >= table[i][j + 1]:
-            i += 1
-        else:
-            j += 1
-    return found
 
 
 @dataclass
@@ -173,18 +42,18 @@ class Aligner:
 
     def __init__(self, opened: tuple[Opener, Opener], budget: Budget) -> None:
         self._open = opened
-        self._loose: tuple[dict[Op, str], dict[Op, str]] = ({}, {})
-        self._uses: tuple[_Uses, _Uses] = (defaultdict(list), defaultdict(list))
+        self._opened: tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]] = ({}, {})
+        self._uses: dict[int, _Uses] = {}
+        self._tops: tuple[Block, Block] = (Block(), Block())
         self._budget = budget
         self._deep: tuple[dict[Value, int], dict[Value, int]] = ({}, {})
         self._keys: tuple[dict[Op, tuple[int, int]], dict[Op, tuple[int, int]]] = ({}, {})
 
     def align(self, a: Block, b: Block) -> Alignment:
         """The alignment of everything below ``a`` and ``b``."""
+        self._tops = (a, b)
         for side, top in enumerate((a, b)):
-            for op in top.ops:
-                self._number(side, op)
-            self._note_uses(side, top)
+            self._number(side, top)
         result = Alignment()
         pending = [(a, b)]
         while pending:
@@ -193,25 +62,37 @@ class Aligner:
         result.lonely = result.lonely_a | set(_with_inner(result.added))
         return result
 
-    def _number(self, side: int, op: Op) -> tuple[int, int]:
-        """Keys of an operation: with, and without, what its operands compute."""
+    def _forms(self, side: int, rest: str) -> tuple[str, str]:
+        """What follows the operands, with references by what they hold and by their labels."""
+        opened = self._opened[side]
+        found = opened.get(rest)
+        if found is None:
+            found = opened[rest] = self._open[side](rest)
+        return found
+
+    def _number(self, side: int, block: Block) -> list[tuple[int, int]]:
+        """Keys of each operation: with, and without, what its operands compute."""
         deep, keys = self._deep[side], self._keys[side]
-        rest, self._loose[side][op] = self._open[side](op.rest)
-        inner: list[tuple[int, int]] = []
-        for r, region in enumerate(op.regions):
-            for n, block in enumerate(region.blocks):
-                for arg in block.args:
-                    deep[arg] = hash(("argument", op.name, r, n, arg.index, arg.type))
-                inner.extend(self._number(side, child) for child in block.ops)
-        reads = tuple(deep.get(v, 0) if isinstance(v, Value) else v for v in op.operands)
-        local = hash((op.name, rest, len(op.operands), tuple(k for _, k in inner)))
-        whole = hash((op.name, rest, reads, tuple(k for k, _ in inner)))
-        if op.name == "argument":
-            whole = hash((whole, self._arguments(op)))
-        for result in op.results:
-            deep[result] = hash((whole, result.index))
-        keys[op] = (whole, local)
-        return keys[op]
+        found: list[tuple[int, int]] = []
+        for op in block.ops:
+            rest = self._forms(side, op.rest)[0]
+            inner: list[tuple[int, int]] = []
+            for r, region in enumerate(op.regions):
+                for n, child in enumerate(region.blocks):
+                    for arg in child.args:
+                        deep[arg] = hash(("argument", op.name, r, n, arg.index, arg.type))
+                    inner.extend(self._number(side, child))
+            # A name that isn't defined in the text stands for itself.
+            reads = tuple([v if isinstance(v, str) else deep.get(v, 0) for v in op.operands])
+            local = hash((op.name, rest, len(reads), tuple([k for _, k in inner])))
+            whole = hash((local, reads, tuple([k for k, _ in inner])) if inner else (local, reads))
+            if op.name == "argument":
+                whole = hash((whole, self._arguments(op)))
+            for result in op.results:
+                deep[result] = hash((whole, result.index))
+            keys[op] = both = (whole, local)
+            found.append(both)
+        return found
 
     def _arguments(self, op: Op) -> int:
         """The position of a function's argument: two of one type are two different inputs."""
@@ -226,17 +107,31 @@ class Aligner:
             (
                 lambda op, side: (keys_a, keys_b)[side][op][0],
                 lambda op, side: (keys_a, keys_b)[side][op][1],
-                lambda op, side: (op.name, self._loose[side][op]),
+                lambda op, side: (op.name, self._forms(side, op.rest)[1]),
                 lambda op, side: (op.name, _regions_shape(op)),
                 lambda op, side: op.name,
                 lambda op, side: (_outcome(op.rest), len(op.operands), bool(op.regions)),
             ),
         )
         aligned = [(a.ops[i], b.ops[j]) for i, j in pairs]
+        moved: list[tuple[Op, Op]] = []
+        if not len(aligned) == len(a.ops) == len(b.ops):
+            moved = self._elsewhere(a, b, aligned, out)
+            aligned = sorted((*aligned, *moved), key=lambda pair: pair[0].line)
+        deeper: list[tuple[Block, Block]] = []
+        for op_a, op_b in aligned:
+            out.ops.append((op_a, op_b))
+            deeper.extend(self._into(op_a, op_b, out))
+        return deeper
+
+    def _elsewhere(
+        self, a: Block, b: Block, aligned: Sequence[tuple[Op, Op]], out: Alignment
+    ) -> list[tuple[Op, Op]]:
+        """Pairs what was left over but stands elsewhere; the rest is removed and added."""
         matched = {op for pair in aligned for op in pair}
         left = [op for op in a.ops if op not in matched]
         right = [op for op in b.ops if op not in matched]
-        moved = self._read_alike(aligned, set(left), set(right))
+        moved = self._read_alike(aligned, set(left), set(right)) if left and right else []
         gone = {op for pair in moved for op in pair}
         moved += self._alike(
             [x for x in left if x not in gone], [x for x in right if x not in gone]
@@ -245,14 +140,13 @@ class Aligner:
         gone = {op for pair in moved for op in pair}
         out.removed.extend(op for op in left if op not in gone)
         out.added.extend(op for op in right if op not in gone)
-        deeper: list[tuple[Block, Block]] = []
-        for op_a, op_b in sorted((*aligned, *moved), key=lambda pair: pair[0].line):
-            out.ops.append((op_a, op_b))
-            deeper.extend(self._into(op_a, op_b, out))
-        return deeper
+        return moved
 
     def _into(self, a: Op, b: Op, out: Alignment) -> list[tuple[Block, Block]]:
         """Pairs results and block arguments of two operations; returns the pairs of blocks."""
+        if not (a.regions or b.regions) and len(a.operands) == len(b.operands):
+            out.values.update(zip(a.results, b.results, strict=False))
+            return []
         if _shape(a) != _shape(b):
             out.regions.append((a, b))
         operands = None
@@ -286,18 +180,20 @@ class Aligner:
         keys: list[Hashable] = []
         for index, value in enumerate(op.operands):
             inside = [block.args[index] for block in blocks if index < len(block.args)]
-            uses = [tuple(self._uses[side].get(arg, ())) for arg in inside] if by_use else []
+            uses = [self._uses_of(side, arg) for arg in inside] if by_use else []
             what = value if isinstance(value, str) else self._deep[side].get(value, 0)
             keys.append((tuple(uses), what if by_value else None))
         return keys
 
-    def _note_uses(self, side: int, top: Block) -> None:
-        """What reads each value, and as which operand."""
-        uses = self._uses[side]
-        for op in walk(top):
-            for index, value in enumerate(op.operands):
-                if isinstance(value, Value):
-                    uses[value].append((op.name, self._loose[side][op], index))
+    def _uses_of(self, side: int, value: Value) -> tuple[tuple[str, str, int], ...]:
+        """What reads a value, and as which operand."""
+        if side not in self._uses:
+            uses = self._uses[side] = defaultdict(list)
+            for op in walk(self._tops[side]):
+                for index, read in enumerate(op.operands):
+                    if isinstance(read, Value):
+                        uses[read].append((op.name, self._forms(side, op.rest)[1], index))
+        return tuple(self._uses[side].get(value, ()))
 
     def _rounds(
         self, a: list[Op], b: list[Op], keys: Sequence[Callable[[Op, int], Hashable]]
@@ -305,6 +201,8 @@ class Aligner:
         """Pairs by the first key; what lies between them by the second, and so on."""
         pairs: list[tuple[int, int]] = []
         for key in keys:
+            if len(pairs) == min(len(a), len(b)):
+                break  # one side has nothing left
             edges = [(-1, -1), *sorted(pairs), (len(a), len(b))]
             for (i, j), (k, m) in pairwise(edges):
                 if k - i > 1 and m - j > 1:
@@ -336,7 +234,7 @@ class Aligner:
         return found
 
     def _loose_key(self, side: int, op: Op) -> Hashable:
-        return op.name, self._loose[side][op], len(op.operands)
+        return op.name, self._forms(side, op.rest)[1], len(op.operands)
 
     def _alike(self, left: list[Op], right: list[Op]) -> list[tuple[Op, Op]]:
         """Pairs of what is left that compute the same, or at least look the same."""

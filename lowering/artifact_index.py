@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from .program import LEVELS, Form, Level, Location, Program, Section, Stamp, Unknown, digest_of
+from .program import LEVELS, Form, Level, Location, Program, Section, Stamp, Unknown
+from .program import form_digest as form_digest
 
 FORMAT = "relower-program"
-VERSION = 1
+VERSION = 2
 
 _DIGEST_CHARS = frozenset("0123456789abcdef")
 _HASHED = ("forms", "kernels", "counts", "stamp", "unknowns")
@@ -25,11 +26,6 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     ).encode()
-
-
-def form_digest(sections: Sequence[Section]) -> str:
-    """The digest of a form, from the kind, name and digest of each of its sections."""
-    return digest_of("".join(f"{s.kind} {s.name} {s.digest}\n" for s in sections))
 
 
 def index_of(program: Program) -> tuple[dict[str, Any], dict[str, str]]:
@@ -117,7 +113,9 @@ def program_from(
         if len(places) not in (0, text.count("\n") + 1, text.count("\n")):
             raise Malformed(f"{wanted} {name!r:.40} has {len(places)} locations for its lines")
         label = _string(entry["label"], "label")
-        return Section(name, kind, text, label, places)  # type: ignore[arg-type]
+        found = Section(name, kind, text, label, places)  # type: ignore[arg-type]
+        _ = found.kernels  # looked up now, so that comparisons are quick
+        return found
 
     forms: dict[Level, Form] = {}
     form_lines = _dict(locations["forms"], "locations of forms")

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .optext import entries, parts, signature
+from .rest import parts, signature
+from .syntax import entries
 
 ABSENT = "(absent)"
 MAX_DEPTH = 40

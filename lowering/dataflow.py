@@ -20,11 +20,13 @@ What keeps this from calling different programs equal:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import purity
+from .emit import Emitter
 from .ir import Block, Function, Module, Op, walk
 from .ledger import Ledger
+from .loops import Waits, ends, inside
 from .merge import merge_functions
 from .schedule import Node, Region, schedule
 
@@ -72,6 +74,8 @@ class _Numbering:
         self._numbers: dict[int, int] = {}
         self._node_of_op: dict[int, Node] = {}
         self._invariants: dict[int, int] = {}
+        self._contents: dict[int, int] = {}
+        self._distinct: dict[tuple[tuple[str, str], ...], int] = {}
 
     def function(self, function: Function) -> Function:
         block = function.blocks[0]
@@ -79,21 +83,12 @@ class _Numbering:
         args = [self._argument(0, index, text) for index, text in enumerate(types)]
         self._numbers.update(zip(block.args, args, strict=True))
         region = self._region(block, args, _Scope(0, 0), None)
-        emitter = _Emitter(self._module, self._types)
+        emitter = Emitter(self._module, self._types)
         blocks = [emitter.block(region)]
         self._count(emitter)
-        return Function(
-            function.key,
-            function.public,
-            function.attrs,
-            function.arg_attrs,
-            function.result_types,
-            function.result_attrs,
-            blocks,
-            function.loc,
-        )
+        return replace(function, blocks=blocks)
 
-    def _count(self, emitter: _Emitter) -> None:
+    def _count(self, emitter: Emitter) -> None:
         uses: dict[int, int] = {}
         for node in self._node_of_op.values():
             uses[id(node)] = uses.get(id(node), 0) + 1
@@ -179,17 +174,26 @@ class _Numbering:
     ) -> None:
         key = (
             op.name,
-            tuple(op.attrs.items()),
-            tuple(op.frontend.items()),
+            self._content(op.attrs),
+            self._content(op.frontend),
             tuple(operands),
-            tuple(self._module.types[value] for value in op.results),
-            tuple(region.key() for region in regions),
+            tuple([self._module.types[value] for value in op.results]),
+            tuple([region.key() for region in regions]),
             level if regions else scope.floor,
         )
         node = self._table.get(key)
         if node is None:
             node = self._table[key] = self._node(op, operands, regions, level)
         self._finish(op, node)
+
+    def _content(self, attrs: dict[str, str]) -> int:
+        """A number that is the same for equal attributes, most of which are one object."""
+        found = self._contents.get(id(attrs))
+        if found is None:
+            items = tuple(attrs.items())
+            found = self._distinct.setdefault(items, len(self._distinct))
+            self._contents[id(attrs)] = found
+        return found
 
     def _effect(self, op: Op, operands: list[int], regions: list[Region], scope: _Scope) -> None:
         node = self._node(op, operands, regions, scope.depth)
@@ -212,6 +216,8 @@ class _Numbering:
         # An attribute may speak of the carried values by position, so then all of them stay.
         all_stay = bool(op.attrs)
         invariant = {i for i, arg in enumerate(body.args) if passed[i] == arg and not all_stay}
+        if not all_stay:
+            self._settle(body, inits, invariant, _Scope(scope.depth + 1, scope.floor))
         while True:
             keep = [i for i in range(len(inits)) if i not in invariant]
             cond, step = self._loop_regions(op, inits, keep, scope)
@@ -236,11 +242,54 @@ class _Numbering:
         operands = [inits[i] for i in keep]
         for i in invariant:
             self._numbers[op.results[i]] = inits[i]
-        if cond.effects or step.effects or not self._ends(cond, step, scope.depth + 1):
+        if cond.effects or step.effects or not self._is_finite(cond, step, scope):
             self._effect(carried, operands, [cond, step], scope)
         else:
             self._pure(carried, operands, [cond, step], scope.depth, scope)
         self._node_of_op[id(op)] = self._node_of_op.pop(id(carried))
+
+    def _settle(self, body: Block, inits: list[int], invariant: set[int], scope: _Scope) -> None:
+        """Adds the carried values that follow from those that are known not to change.
+
+        One may follow from another in a long chain, so what reads only settled values is numbered
+        as soon as it does, once, instead of the whole body once for each link of the chain. What
+        this leaves out is found by numbering the body again.
+        """
+        *ops, last = body.ops
+        waits = Waits(ops, [*body.args, *(value for op in ops for value in op.results)])
+        carried: dict[int, list[int]] = {}
+        for i, value in enumerate(last.operands):
+            carried.setdefault(value, []).append(i)
+        for i in invariant:
+            self._numbers[body.args[i]] = inits[i]
+        settled = [body.args[i] for i in invariant]
+        settled.extend(value for value in carried if value not in waits.inside)
+        ready = waits.free
+        while settled or ready:
+            while ready:
+                op = ready.pop()
+                if self._may_settle(op):
+                    self._op(op, scope)
+                    settled.extend(op.results)
+            if settled:
+                value = settled.pop()
+                for i in carried.get(value, ()):
+                    if i not in invariant and self._numbers[value] == inits[i]:
+                        invariant.add(i)
+                        self._numbers[body.args[i]] = inits[i]
+                        settled.append(body.args[i])
+                ready.extend(waits.settle(value))
+
+    def _may_settle(self, op: Op) -> bool:
+        """Whether a number can be given to what an operation computes, apart from its region."""
+        if purity.is_pure_leaf(op):
+            return True
+        # A region with an effect in it is for the numbering of the whole body.
+        return (
+            purity.applies_regions(op)
+            and self._is_closed(op)
+            and all(purity.is_pure_leaf(inner) for inner in inside(op))
+        )
 
     def _loop_regions(
         self, op: Op, inits: list[int], keep: list[int], scope: _Scope
@@ -259,64 +308,5 @@ class _Numbering:
             regions.append(self._region(block, args, inner, keep if which == 1 else None))
         return regions[0], regions[1]
 
-    def _ends(self, cond: Region, step: Region, depth: int) -> bool:
-        """Whether a counter goes up by one until it meets a bound from outside the loop."""
-        test = self._makers[cond.roots[0]] if len(cond.roots) == 1 else None
-        if test is None or test.op.name != "stablehlo.compare" or test.level != depth:
-            return False
-        if "comparison_direction LT>" not in test.op.attrs.get("comparison_direction", ""):
-            return False
-        counter, bound = test.operands
-        if counter not in cond.args or self._levels[bound] >= depth:
-            return False
-        update = self._makers[step.roots[cond.args.index(counter)]]
-        if update is None or update.op.name != "stablehlo.add" or counter not in update.operands:
-            return False
-        steps = [self._makers[value] for value in update.operands if value != counter]
-        if len(steps) != 1 or steps[0] is None or steps[0].op.name != "stablehlo.constant":
-            return False
-        return steps[0].op.attrs.get("value", "").startswith("dense<1> : tensor<i")
-
-
-class _Emitter:
-    """Numbered regions back to operations with values of their own."""
-
-    def __init__(self, module: Module, types: list[str]) -> None:
-        self._module = module
-        self._types = types
-        self._values: dict[int, int] = {}
-        self.placed: dict[int, int] = {}
-        """How often each node was placed, by its identity."""
-
-    def block(self, region: Region) -> Block:
-        """One block: arguments, the nodes in order, the terminator."""
-        block = Block([self._define(number) for number in region.args])
-        for node in region.order:
-            self.placed[id(node)] = self.placed.get(id(node), 0) + 1
-            block.ops.append(self._op(node))
-        last = region.last
-        operands = [self._values[number] for number in region.roots]
-        block.ops.append(Op(last.name, operands, [], last.attrs, last.loc, last.frontend))
-        return block
-
-    def _define(self, number: int) -> int:
-        value = self._values[number] = self._module.new_value(self._types[number])
-        return value
-
-    def _op(self, node: Node) -> Op:
-        op = node.op
-        operands = [self._values[number] for number in node.operands]
-        regions = [[self.block(region)] for region in node.regions]
-        return Op(
-            op.name,
-            operands,
-            [self._define(number) for number in node.results],
-            op.attrs,
-            op.loc,
-            op.frontend,
-            regions,
-            [],
-            op.callee,
-            op.kernel,
-            op.pure_call,
-        )
+    def _is_finite(self, cond: Region, step: Region, scope: _Scope) -> bool:
+        return ends(cond, step, scope.depth + 1, self._levels, self._makers)

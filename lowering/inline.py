@@ -11,7 +11,7 @@ Kept calls are compared as they are; they can make two programs differ, never se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .ir import Block, Function, Module, Op, walk
 from .ledger import Ledger
@@ -54,16 +54,7 @@ def inlined(module: Module, ledger: Ledger, locations: LocationTable) -> Module:
             continue
         function = module.functions[key]
         blocks = inliner.copy(function.blocks, {}, _Site((key,), {}))
-        kept[key] = Function(
-            key,
-            function.public,
-            function.attrs,
-            function.arg_attrs,
-            function.result_types,
-            function.result_attrs,
-            blocks,
-            function.loc,
-        )
+        kept[key] = replace(function, blocks=blocks)
         pending.extend(_referenced(blocks, module))
     ledger.add("function-dropped", len(module.functions) - len(kept))
     return Module(module.attrs, module.meshes, kept, module.types)
@@ -100,9 +91,10 @@ class _Inliner:
         return copied
 
     def _fresh(self, value: int, values: dict[int, int]) -> int:
-        if value not in values:
-            values[value] = self._module.new_value(self._module.types[value])
-        return values[value]
+        found = values.get(value)
+        if found is None:
+            found = values[value] = self._module.new_value(self._module.types[value])
+        return found
 
     def _copy_ops(
         self, ops: list[Op], target: list[Op], values: dict[int, int], site: _Site
@@ -110,9 +102,11 @@ class _Inliner:
         for op in ops:
             # A region's terminator is no instruction of the compiler's, and carries none.
             is_end = op.name.endswith(".return")
-            merged = op.frontend if is_end else {**site.frontend, **op.frontend}
-            loc = self._locations.under(site.loc, op.loc)
-            if self._may_inline(op, merged, site.stack):
+            merged = op.frontend
+            if site.frontend and not is_end:
+                merged = dict(sorted({**site.frontend, **op.frontend}.items()))
+            loc = op.loc if site.loc < 0 else self._locations.under(site.loc, op.loc)
+            if op.callee is not None and self._may_inline(op, merged, site.stack):
                 self._inline(op, target, values, _Site(site.stack, merged, loc))
                 continue
             if op.callee is not None:
@@ -120,7 +114,10 @@ class _Inliner:
             self._count += 1
             if self._count > MAX_OPERATIONS:
                 raise TooLarge
-            operands = [self._fresh(value, values) for value in op.operands]
+            try:
+                operands = [values[value] for value in op.operands]
+            except KeyError:  # in a region of several blocks, read before it is defined
+                operands = [self._fresh(value, values) for value in op.operands]
             regions = [self.copy(region, values, site) for region in op.regions]
             results = [self._fresh(value, values) for value in op.results]
             target.append(
@@ -130,12 +127,13 @@ class _Inliner:
                     results,
                     op.attrs,
                     loc,
-                    dict(sorted(merged.items())),
+                    merged,
                     regions,
                     op.successors,
                     op.callee,
                     op.kernel,
                     op.pure_call,
+                    op.signature,
                 )
             )
 

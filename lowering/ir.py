@@ -49,6 +49,8 @@ class Op:
     """For a call of a Mosaic kernel: the section name of its body."""
     pure_call: bool = False
     """For a custom call: known to have no effect beyond its results."""
+    signature: str = ""
+    """Its type as printed, ``(…) -> …``; empty where the types of its values must say."""
 
 
 @dataclass(slots=True)
@@ -71,6 +73,8 @@ class Function:
     result_attrs: list[dict[str, str]]
     blocks: list[Block]
     loc: int
+    declared: list[tuple[str, str]] = field(default_factory=list)
+    """Names and types of the arguments of a function without a body."""
 
 
 @dataclass(slots=True)

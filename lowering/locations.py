@@ -23,15 +23,16 @@ class LocationTable:
     def __init__(self) -> None:
         self.entries: list[Location] = []
         self._index: dict[Location, int] = {}
-        self._memo: dict[Any, int] = {}
+        self.known: dict[Any, int] = {}
+        """The index of each location that was met, by its MLIR attribute."""
         self._composed: dict[tuple[int, int], int] = {}
 
     def index_of(self, loc: Any) -> int:
         """The index of an MLIR location, or -1 where it says nothing."""
         key = loc.attr
-        found = self._memo.get(key)
+        found = self.known.get(key)
         if found is None:
-            found = self._memo[key] = self._add(_read(loc))
+            found = self.known[key] = self._add(_read(loc))
         return found
 
     def under(self, call: int, inner: int) -> int:

@@ -13,10 +13,12 @@ import hashlib
 from typing import Any
 
 from ..compat.mlir import NEWEST, PassManager, ir, mosaic_context
-from .ir import Module
-from .printer import PREFIXES, FunctionPrinter, Names, Page
+from .exact import ExactPrinter
+from .printed import Printer
+from .printer import PREFIXES, Names, Page
 from .program import Section, digest_of
-from .read import KERNEL_DIALECTS, Reader, Session
+from .read import KERNEL_DIALECTS
+from .session import Session
 
 _VERSION = "stable_mosaic.version"
 
@@ -72,9 +74,20 @@ class KernelTable:
             self._session.ledger.add("mosaic-version")
             del attributes[_VERSION]
         self._registered(module.operation)
-        read = Reader(self._session, KERNEL_DIALECTS).read(module)
-        self._session.ledger.add("kernel-symbol", len(read.functions))
-        return _print(read)
+        printer = Printer(module, self._session)
+        self._session.ledger.add("kernel-symbol", len(printer.keys))
+        names = Names({**PREFIXES, "func": "s"}, {})
+        for key in printer.keys:
+            names.name("func", key)
+        page = Page()
+        for name, text in printer.attributes().items():
+            page.add(f"module {name} = {names.resolve(text)}")
+        exact = ExactPrinter(self._session, printer.tails, names, KERNEL_DIALECTS)
+        for key in printer.keys:
+            section, _ = exact.section(printer.function(key), "", keep=False)
+            page.add(f"@{names.name('func', key)}")
+            page.extend(section.text, section.locations)
+        return page
 
     def _registered(self, root: Any) -> None:
         seen: set[str] = set()
@@ -87,19 +100,3 @@ class KernelTable:
         for name in sorted(seen):
             if name.startswith("stable_mosaic.") or not self._context.is_registered_operation(name):
                 self._session.unknown(name, "left over in a kernel's body after decoding")
-
-
-def _print(module: Module) -> Page:
-    names = Names({**PREFIXES, "func": "s"}, {})
-    for key in module.functions:
-        names.name("func", key)
-    page = Page()
-    for name, text in module.attrs.items():
-        page.add(f"module {name} = {names.resolve(text)}")
-    printer = FunctionPrinter(module, names)
-    for key, function in module.functions.items():
-        inner = printer.function(function)
-        page.add(f"@{names.name('func', key)}")
-        for line, location in zip(inner.lines, inner.locations, strict=True):
-            page.add(line, location)
-    return page

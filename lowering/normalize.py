@@ -20,17 +20,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..compat.mlir import rename_symbols
-from .attributes import MESH_MARK
+from ..compat.collector import full_collections_postponed
 from .dataflow import numbered
+from .exact import Body, ExactPrinter
 from .inline import TooLarge, inlined
-from .ir import Module, walk
+from .ir import Function, Module
 from .ledger import Ledger
 from .locations import LocationTable
 from .mosaic import KernelTable
-from .printer import PREFIXES, Names, Page, print_in_order
-from .program import LEVELS, Form, Level, Location, Section, Unknown, digest_of
-from .read import PROGRAM_DIALECTS, Reader, Session
+from .printed import Printer
+from .printer import PREFIXES, Names, Page, in_order, print_in_order
+from .program import LEVELS, Form, Level, Location, Section, Unknown, form_digest
+from .read import PROGRAM_DIALECTS, FunctionReader, Unreadable
+from .session import Session
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Normal:
     locations: tuple[Location, ...]
 
 
+@full_collections_postponed()
 def normalize(
     module: Any,
     *,
@@ -66,55 +69,77 @@ def normalize(
     session = Session(Ledger(), LocationTable(), {})
     kernels = KernelTable(session, mosaic_version)
     with module.context:
-        reader = Reader(session, PROGRAM_DIALECTS, kernels.token)
-        exact = reader.read(_with_marked_meshes(module, session.ledger))
-    _attach_constants(exact, constants)
-    exact.attrs.update(calling or {})
-    session.ledger.add("module-name")
-    ops, calls = _counts(exact)
-    forms = _forms(exact, levels, session)
+        printer = Printer(module, session, kernels.token)
+        attrs = {**printer.attributes(), **(calling or {})}
+        ledger = session.ledger
+        ledger.add("module-name")
+        ledger.add("mesh-name", len(printer.meshes()))
+        apart = not {"inlined", "dataflow"}.isdisjoint(levels)
+        exact, bodies, read = _exact(printer, attrs, constants, session, apart)
+    ops, calls = _counts(bodies, list(printer.public))
+    forms: dict[Level, Form] = {"exact": exact} if "exact" in levels else {}
+    if read is not None:
+        forms.update(_taken_apart(read, levels, session))
     return Normal(
         forms=forms,
         kernels=kernels.sections,
         kernel_calls=calls,
         ops=ops,
-        ledger=session.ledger.counts(),
+        ledger=ledger.counts(),
         unknowns=tuple(session.unknowns.values()),
         locations=tuple(session.locations.entries),
     )
 
 
-def _with_marked_meshes(module: Any, ledger: Ledger) -> Any:
-    """A clone whose meshes are named by `MESH_MARK` and their position, or the module itself."""
-    names = [
-        view.operation.attributes["sym_name"].value
-        for view in module.body.operations
-        if view.operation.name == "sdy.mesh"
-    ]
-    ledger.add("mesh-name", len(names))
-    if not names:
-        return module
-    return rename_symbols(module, {name: f"{MESH_MARK}{i}" for i, name in enumerate(names)})
+def _exact(
+    printer: Printer,
+    attrs: Mapping[str, str],
+    constants: Sequence[str],
+    session: Session,
+    keep: bool,
+) -> tuple[Form, dict[str, Body], Module | None]:
+    """The form at level exact, what each body holds, and the module's plain data if asked for."""
+    names = Names(PREFIXES, {})
+    meshes = printer.meshes()
+    sections = [_head(attrs, meshes, names)]
+    exact = ExactPrinter(session, printer.tails, names, PROGRAM_DIALECTS)
+    read = Module(dict(attrs), meshes, {}, []) if keep else None
+    reader = FunctionReader(read, printer.tails) if read is not None else None
+    bodies: dict[str, Body] = {}
+    for name, key in in_order(names, list(printer.public), printer.keys):
+        printed = printer.function(key)
+        if printed.header.public:
+            _attach_constants(printed.header, constants)
+        section, bodies[key] = exact.section(printed, name, keep)
+        sections.append(section)
+        if read is None or reader is None:
+            continue
+        try:
+            read.functions[key] = reader.read(printed)
+        except Unreadable as error:
+            session.unknown(f"function {key}", f"its printed form can't be read: {error}")
+            session.ledger.add("level-not-built")
+            read = None
+    session.ledger.add("function-name", len(printer.keys) - len(printer.public))
+    session.ledger.add("channel-id", names.count("channel"))
+    if read is not None:
+        read.functions = {key: read.functions[key] for key in printer.keys}
+    return _form("exact", sections), bodies, read
 
 
-def _attach_constants(module: Module, constants: Sequence[str]) -> None:
+def _attach_constants(header: Function, constants: Sequence[str]) -> None:
     """Writes the digests of hoisted constants onto the arguments that take them."""
     if not constants:
         return
-    for function in module.functions.values():
-        if function.public:
-            takers = [attrs for attrs in function.arg_attrs if "jax.const" in attrs]
-            for attrs, digest in zip(takers, constants, strict=True):
-                attrs["jax.const"] = f"sha256<{digest}>"
+    takers = [attrs for attrs in header.arg_attrs if "jax.const" in attrs]
+    for attrs, digest in zip(takers, constants, strict=True):
+        attrs["jax.const"] = f"sha256<{digest}>"
 
 
-def _forms(exact: Module, levels: Sequence[Level], session: Session) -> dict[Level, Form]:
+def _taken_apart(exact: Module, levels: Sequence[Level], session: Session) -> dict[Level, Form]:
+    """The forms of the levels that move operations."""
     ledger = session.ledger
     forms: dict[Level, Form] = {}
-    if "exact" in levels:
-        forms["exact"] = _form("exact", exact, {}, ledger)
-    if not {"inlined", "dataflow"} & set(levels):
-        return forms
     try:
         flat = inlined(exact, ledger, session.locations)
     except TooLarge:
@@ -124,9 +149,9 @@ def _forms(exact: Module, levels: Sequence[Level], session: Session) -> dict[Lev
     ledger.add("mesh-merged", len(flat.meshes) - len(set(classes.values())))
     flat.meshes = {key: text for key, text in flat.meshes.items() if classes[key] == key}
     if "inlined" in levels:
-        forms["inlined"] = _form("inlined", flat, classes, Ledger())
+        forms["inlined"] = _printed_form("inlined", flat, classes)
     if "dataflow" in levels:
-        forms["dataflow"] = _form("dataflow", numbered(flat, ledger), classes, Ledger())
+        forms["dataflow"] = _printed_form("dataflow", numbered(flat, ledger), classes)
     return forms
 
 
@@ -136,38 +161,42 @@ def _mesh_classes(module: Module) -> dict[str, str]:
     return {key: first.setdefault(text, key) for key, text in module.meshes.items()}
 
 
-def _form(level: Level, module: Module, classes: dict[str, str], ledger: Ledger) -> Form:
+def _printed_form(level: Level, module: Module, classes: dict[str, str]) -> Form:
     names = Names(PREFIXES, classes)
-    head = Page()
-    for name, text in module.attrs.items():
-        head.add(f"module {name} = {names.resolve(text)}")
-    for key, text in module.meshes.items():
-        head.add(f"sdy.mesh @{names.name('mesh', key)} {text}")
-    sections = [Section("module", "module", head.text, "", tuple(head.locations))]
+    sections = [_head(module.attrs, module.meshes, names)]
     for name, function, page in print_in_order(module, names):
         label = function.key
         sections.append(Section(name, "function", page.text, label, tuple(page.locations)))
-    ledger.add("function-name", sum(not f.public for f in module.functions.values()))
-    ledger.add("channel-id", names.count("channel"))
-    digest = digest_of("".join(f"{s.kind} {s.name} {s.digest}\n" for s in sections))
-    return Form(level, tuple(sections), digest)
+    return _form(level, sections)
 
 
-def _counts(module: Module) -> tuple[dict[str, int], dict[str, int]]:
+def _form(level: Level, sections: Sequence[Section]) -> Form:
+    """A form and its digest; what a comparison asks of each section first is looked up as well."""
+    for section in sections:
+        _ = section.kernels
+    return Form(level, tuple(sections), form_digest(sections))
+
+
+def _head(attrs: Mapping[str, str], meshes: Mapping[str, str], names: Names) -> Section:
+    """The attributes and meshes of the whole module."""
+    head = Page()
+    for name, text in attrs.items():
+        head.add(f"module {name} = {names.resolve(text)}")
+    for key, text in meshes.items():
+        head.add(f"sdy.mesh @{names.name('mesh', key)} {text}")
+    return Section("module", "module", head.text, "", tuple(head.locations))
+
+
+def _counts(bodies: Mapping[str, Body], public: list[str]) -> tuple[dict[str, int], dict[str, int]]:
     """Operations and kernel calls, each function counted as often as calls reach it."""
-    own: dict[str, Counter[tuple[str, str]]] = {}
-    calls: dict[str, Counter[str]] = {}
-    for key, function in module.functions.items():
-        body = walk(function.blocks)
-        own[key] = Counter(("op", op.name) for op in body)
-        own[key].update(("kernel", op.kernel) for op in body if op.kernel is not None)
-        calls[key] = Counter(op.callee for op in body if op.callee in module.functions)
     totals: dict[str, Counter[tuple[str, str]]] = {}
 
     def total(key: str, stack: tuple[str, ...]) -> Counter[tuple[str, str]]:
         if key not in totals:
-            found = Counter(own[key])
-            for callee, times in calls[key].items():
+            body = bodies[key]
+            found = Counter({("op", name): count for name, count in body.ops.items()})
+            found.update({("kernel", name): count for name, count in body.kernels.items()})
+            for callee, times in body.callees.items():
                 if callee not in stack:
                     for name, count in total(callee, (*stack, key)).items():
                         found[name] += count * times
@@ -175,9 +204,8 @@ def _counts(module: Module) -> tuple[dict[str, int], dict[str, int]]:
         return totals[key]
 
     everything: Counter[tuple[str, str]] = Counter()
-    for key, function in module.functions.items():
-        if function.public:
-            everything.update(total(key, (key,)))
+    for key in public:
+        everything.update(total(key, (key,)))
     ops = {name: n for (kind, name), n in sorted(everything.items()) if kind == "op"}
     kernels = {name: n for (kind, name), n in sorted(everything.items()) if kind == "kernel"}
     return ops, kernels

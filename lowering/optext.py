@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .syntax import split
+
 MAX_DEPTH = 200
 """Regions nested deeper than this are read as flat lines."""
 
@@ -25,7 +27,6 @@ _PARAMETER = re.compile(r"\s*arg (?P<value>%\w+): (?P<rest>.*)$", re.DOTALL)
 _RESULT = re.compile(r"\s*result \d+: (?P<rest>.*)$", re.DOTALL)
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
 _OPENING = re.compile(r" ?\(\{$")
-_PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 
 @dataclass(eq=False, slots=True)
@@ -69,18 +70,13 @@ class Region:
     blocks: list[Block] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Part:
-    """One piece of what follows an operation's operands: its kind and its text."""
+def read(text: str, shared: dict[str, str] | None = None) -> Block:
+    """The tree of ``text``; its top block holds functions, or whatever the text has.
 
-    kind: str
-    """One of attributes, properties, frontend, successors, callee, type, text."""
-    text: str
-
-
-def read(text: str) -> Block:
-    """The tree of ``text``; its top block holds functions, or whatever the text has."""
-    return _Reader().read(text)
+    Texts read with one ``shared`` have each distinct `Op.rest` once between them, so that equal
+    ones are quickly seen to be.
+    """
+    return _Reader({} if shared is None else shared).read(text)
 
 
 def walk(block: Block) -> Iterator[Op]:
@@ -97,141 +93,13 @@ def walk(block: Block) -> Iterator[Op]:
             stack.append(iter(inner))
 
 
-def parts(rest: str) -> list[Part]:
-    """``rest`` split at its top level into attributes, types and so on."""
-    found: list[Part] = []
-    at = 0
-    while at < len(rest):
-        if rest[at] == " ":
-            at += 1
-            continue
-        if rest.startswith(": ", at):
-            end = _type_end(rest, at + 2)
-            found.append(Part("type", rest[at + 2 : end]))
-            at = end
-            continue
-        for opener, kind in (
-            ("<{", "properties"),
-            ("{", "attributes"),
-            ("[", "successors"),
-            ("frontend {", "frontend"),
-            ("@", "callee"),
-        ):
-            if rest.startswith(opener, at):
-                start = at + len(opener) - 1 if kind == "frontend" else at
-                end = _closing(rest, start) if kind != "callee" else _word_end(rest, at)
-                found.append(Part(kind, rest[start:end]))
-                at = end
-                break
-        else:
-            end = rest.find(" ", at)
-            end = len(rest) if end < 0 else end
-            found.append(Part("text", rest[at:end]))
-            at = end
-    return found
-
-
-def entries(text: str) -> dict[str, str] | list[str] | None:
-    """A dictionary ``{a = 1, b}`` or list ``[1, 2]`` split one level deep; else None."""
-    body = text.strip()
-    if body.startswith("<{") and body.endswith("}>"):
-        body = body[1:-1]
-    if len(body) < 2 or (body[0], body[-1]) not in (("{", "}"), ("[", "]")):
-        return None
-    if _closing(body, 0) != len(body):
-        return None
-    items = split(body[1:-1])
-    if body[0] == "[":
-        return items
-    found: dict[str, str] = {}
-    for item in items:
-        name, equals, value = item.partition(" = ")
-        if name in found:
-            return None
-        found[name] = value if equals else "unit"
-    return found
-
-
-def signature(text: str) -> tuple[str, str] | None:
-    """The operand types and the result types of ``(…) -> …``; None for another type."""
-    if not text.startswith("("):
-        return None
-    end = _closing(text, 0)
-    return (text[:end], text[end + 4 :]) if text.startswith(" -> ", end) else None
-
-
-def split(text: str) -> list[str]:
-    """``text`` split at commas that stand in no bracket and no string."""
-    found: list[str] = []
-    start = at = 0
-    while at < len(text):
-        char = text[at]
-        if char in _PAIRS or char == '"':
-            at = _closing(text, at)
-            continue
-        if char == ",":
-            found.append(text[start:at].strip())
-            start = at + 1
-        at += 1
-    last = text[start:].strip()
-    return [*found, last] if last or found else []
-
-
-def _closing(text: str, start: int) -> int:
-    """The index after the bracket or quote that closes the one at ``start``, or the end."""
-    if text[start] == '"':
-        return _string_end(text, start)
-    stack: list[str] = []
-    at = start
-    while at < len(text):
-        char = text[at]
-        if char == '"':
-            at = _string_end(text, at)
-            continue
-        if char in _PAIRS:
-            stack.append(_PAIRS[char])
-        elif char == ">" and (text[at - 1] == "-" or text[at + 1 : at + 2] == "="):
-            pass  # an arrow or a comparison, not a bracket
-        elif stack and char == stack[-1]:
-            stack.pop()
-            if not stack:
-                return at + 1
-        at += 1
-    return len(text)
-
-
-def _string_end(text: str, start: int) -> int:
-    at = start + 1
-    while at < len(text):
-        if text[at] == "\\":
-            at += 2
-        elif text[at] == '"':
-            return at + 1
-        else:
-            at += 1
-    return len(text)
-
-
-def _type_end(text: str, start: int) -> int:
-    """Where a type ends: at the attributes that follow an argument's type, or with the line."""
-    at = start
-    while at < len(text):
-        if text.startswith(" {", at):
-            return at
-        at = _closing(text, at) if text[at] in _PAIRS or text[at] == '"' else at + 1
-    return len(text)
-
-
-def _word_end(text: str, start: int) -> int:
-    match = re.compile(r'@(?:"[^"]*"|[\w$.-]+)').match(text, start)
-    return match.end() if match else start + 1
-
-
 class _Reader:
     """Reads line by line, holding the stack of open regions."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: dict[str, str]) -> None:
+        self._shared = shared
         self._top = Block()
+        self._block = self._top
         self._stack: list[Region] = []
         self._values: dict[str, Value] = {}
         self._pending: list[tuple[Op, int, str]] = []
@@ -241,18 +109,21 @@ class _Reader:
         if lines and not lines[-1]:
             lines.pop()
         for number, line in enumerate(lines):
-            self._line(number, line)
+            match = _OP.fullmatch(line)
+            if match is not None:
+                self._op(number, *match.groups())
+            else:
+                self._line(number, line)
+        self._attach()
         self._resolve()
         return self._top
 
     def _line(self, number: int, line: str) -> None:
+        """A line that isn't an operation's."""
         body = line.strip()
         if body.startswith("}") and self._stack and self._close(body):
             return
-        match = _OP.fullmatch(line)
-        if match is not None:
-            self._op(number, match)
-        elif (label := _LABEL.fullmatch(line)) is not None and self._stack:
+        if (label := _LABEL.fullmatch(line)) is not None and self._stack:
             self._label(number, label)
         elif (found := _FUNCTION.fullmatch(line)) is not None:
             self._function(number, found["rest"])
@@ -267,22 +138,35 @@ class _Reader:
         elif body:
             self._add(Op("text", body, number))
 
-    def _op(self, number: int, match: re.Match[str]) -> None:
-        rest = match["rest"]
-        opening = _OPENING.search(rest)
-        opened = opening is not None and len(self._stack) < MAX_DEPTH
-        if opening is not None and opened:
-            rest = rest[: opening.start()]
-        op = self._add(Op(match["name"], rest, number))
-        for name in _VALUE.findall(match["operands"]):
+    def _op(self, number: int, results: str | None, name: str, reads: str, rest: str) -> None:
+        opens = rest.endswith("({") and len(self._stack) < MAX_DEPTH
+        if opens:
+            rest = _OPENING.sub("", rest)
+        rest = self._shared.setdefault(rest, rest)
+        values = self._values
+        try:
+            operands: list[Value | str] = [values[v] for v in reads.split(", ")] if reads else []
+            op = Op(name, rest, number, operands, [], [], self._block)
+        except KeyError:
+            op = Op(name, rest, number, [], [], [], self._block)
+            self._unknown_reads(op, reads)
+        self._block.ops.append(op)
+        if results:
+            if "," not in results and ":" not in results:
+                value = values[results] = Value(op, 0)
+                op.results.append(value)
+            else:
+                self._define(op, results)
+        if opens:
+            self._open(op)
+
+    def _unknown_reads(self, op: Op, reads: str) -> None:
+        """Operands of which some aren't defined yet, or of an unexpected form."""
+        for name in _VALUE.findall(reads):
             known = self._values.get(name)
             if known is None:
                 self._pending.append((op, len(op.operands), name))
             op.operands.append(known or name)
-        if match["results"]:
-            self._define(op, match["results"])
-        if opened:
-            self._open(op)
 
     def _function(self, number: int, rest: str) -> None:
         self._end_function()
@@ -290,46 +174,55 @@ class _Reader:
         self._open(op)
 
     def _end_function(self) -> None:
+        self._attach()
         self._resolve()
         self._values = {}
         self._stack = []
+        self._block = self._top
 
     def _open(self, op: Op) -> None:
+        self._attach()
         region = Region(op)
         op.regions.append(region)
         self._stack.append(region)
+        self._block = Block(parent=region)
+
+    def _attach(self) -> None:
+        """Gives a region the block that no label began, once there is something in it."""
+        region = self._block.parent
+        if region is not None and not region.blocks and self._block.ops:
+            region.blocks.append(self._block)
+            self._block.line = self._block.ops[0].line
 
     def _close(self, body: str) -> bool:
         owner = self._stack[-1].owner
         if owner.name == "func.func" and owner.rest.startswith((" public", " private")):
             return False  # a canonical function is closed by the next one
+        self._attach()
         if body == "}, {":
             self._stack.pop()
             self._open(owner)
             return True
         if body.startswith("})"):
             self._stack.pop()
+            self._block = owner.parent or self._top
             owner.rest += body[2:]
             return True
         return False
 
     def _label(self, number: int, match: re.Match[str]) -> None:
+        self._attach()
         block = Block(parent=self._stack[-1], line=number)
         self._stack[-1].blocks.append(block)
+        self._block = block
         for index, item in enumerate(split(match["args"] or "")):
             name, _, kind = item.partition(": ")
             block.args.append(Value(block, index, kind))
             self._values[name] = block.args[-1]
 
     def _add(self, op: Op) -> Op:
-        block = self._top
-        if self._stack:
-            region = self._stack[-1]
-            if not region.blocks:
-                region.blocks.append(Block(parent=region, line=op.line))
-            block = region.blocks[-1]
-        op.parent = block
-        block.ops.append(op)
+        op.parent = self._block
+        self._block.ops.append(op)
         return op
 
     def _define(self, op: Op, names: str) -> None:

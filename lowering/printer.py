@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .ir import REFERENCE, Block, Function, Module, Op
@@ -20,6 +20,11 @@ class Page:
         """Appends a line."""
         self.lines.append(line)
         self.locations.append(location)
+
+    def extend(self, text: str, locations: Sequence[int]) -> None:
+        """Appends whole lines of text."""
+        self.lines.extend(text.split("\n")[:-1])
+        self.locations.extend(locations)
 
     @property
     def text(self) -> str:
@@ -66,6 +71,13 @@ class Names:
         return REFERENCE.sub(lambda m: self.name(m[1], m[2]), text)
 
 
+def attributes_text(attrs: dict[str, str], resolve: Callable[[str], str]) -> str:
+    """A dictionary of attributes after what it belongs to; empty if there are none."""
+    if not attrs:
+        return ""
+    return " {" + ", ".join(f"{name} = {resolve(text)}" for name, text in attrs.items()) + "}"
+
+
 PREFIXES = {"func": "f", "mesh": "mesh", "channel": "", "collective": ""}
 
 
@@ -77,6 +89,7 @@ class FunctionPrinter:
         self._names = names
         self._page = Page()
         self._values: dict[int, str] = {}
+        self._tails: dict[tuple[int, int, str | None, str], str] = {}
 
     def function(self, function: Function) -> Page:
         """The page of one function: header, one line an argument, one a result, the body."""
@@ -84,9 +97,12 @@ class FunctionPrinter:
         self._values = {}
         kind = "public" if function.public else "private"
         self._page.add(f"func.func {kind}{self._attrs(function.attrs)}", function.loc)
-        entry = function.blocks[0] if function.blocks else Block([])
-        for value, attrs in zip(entry.args, function.arg_attrs, strict=True):
-            self._page.add(f"  arg {self._define(value)}: {self._types[value]}{self._attrs(attrs)}")
+        arguments = function.declared
+        if function.blocks:
+            entry = function.blocks[0].args
+            arguments = [(self._define(value), self._types[value]) for value in entry]
+        for (name, text), attrs in zip(arguments, function.arg_attrs, strict=True):
+            self._page.add(f"  arg {name}: {text}{self._attrs(attrs)}")
         results = zip(function.result_types, function.result_attrs, strict=True)
         for index, (text, attrs) in enumerate(results):
             self._page.add(f"  result {index}: {text}{self._attrs(attrs)}")
@@ -94,13 +110,13 @@ class FunctionPrinter:
         return self._page
 
     def _attrs(self, attrs: dict[str, str]) -> str:
-        if not attrs:
-            return ""
-        items = (f"{name} = {self._names.resolve(text)}" for name, text in attrs.items())
-        return " {" + ", ".join(items) + "}"
+        return attributes_text(attrs, self._names.resolve)
 
     def _define(self, value: int) -> str:
-        return self._values.setdefault(value, f"%{len(self._values)}")
+        found = self._values.get(value)
+        if found is None:
+            found = self._values[value] = f"%{len(self._values)}"
+        return found
 
     def _region(self, blocks: Sequence[Block], depth: int, skip_entry: bool = False) -> None:
         indent = "  " * depth
@@ -113,57 +129,74 @@ class FunctionPrinter:
 
     def _op(self, op: Op, depth: int) -> None:
         indent = "  " * depth
-        operands = ", ".join(self._define(value) for value in op.operands)
-        line = f'"{op.name}"({operands})'
-        if op.callee is not None:
-            line += f" @{self._names.name('func', op.callee)}"
-        if op.successors:
-            line += " [" + ", ".join(f"^{index}" for index in op.successors) + "]"
-        line += self._attrs(op.attrs)
-        if op.frontend:
-            line += " frontend" + self._attrs(op.frontend)
-        line += f" : {self._signature(op)}"
+        names = self._values
+        try:
+            operands = ", ".join([names[value] for value in op.operands])
+        except KeyError:  # in a region of several blocks, read before it is defined
+            operands = ", ".join([self._define(value) for value in op.operands])
+        results = ""
+        if op.results:
+            results = ", ".join([self._define(value) for value in op.results]) + " = "
+        line = f'{indent}{results}"{op.name}"({operands}){self._tail(op)}'
         if not op.regions:
-            self._page.add(f"{indent}{self._results(op)}{line}", op.loc)
+            self._page.add(line, op.loc)
             return
-        self._page.add(f"{indent}{self._results(op)}{line} ({{", op.loc)
+        self._page.add(f"{line} ({{", op.loc)
         for index, region in enumerate(op.regions):
             if index:
                 self._page.add(f"{indent}}}, {{", op.loc)
             self._region(region, depth + 1)
         self._page.add(f"{indent}}})", op.loc)
 
-    def _results(self, op: Op) -> str:
-        if not op.results:
-            return ""
-        return ", ".join(self._define(value) for value in op.results) + " = "
+    def _tail(self, op: Op) -> str:
+        """What follows the operands; operations that were read from equal text share it."""
+        key = (id(op.attrs), id(op.frontend), op.callee, op.signature)
+        found = self._tails.get(key) if op.signature and not op.successors else None
+        if found is None:
+            found = "" if op.callee is None else f" @{self._names.name('func', op.callee)}"
+            if op.successors:
+                found += " [" + ", ".join(f"^{index}" for index in op.successors) + "]"
+            found += self._attrs(op.attrs)
+            if op.frontend:
+                found += " frontend" + self._attrs(op.frontend)
+            found += f" : {op.signature or self._signature(op)}"
+            if op.signature and not op.successors:
+                self._tails[key] = found
+        return found
 
     def _signature(self, op: Op) -> str:
-        inputs = ", ".join(self._types[value] for value in op.operands)
-        outputs = ", ".join(self._types[value] for value in op.results)
-        return f"({inputs}) -> ({outputs})"
+        inputs = ", ".join([self._types[value] for value in op.operands])
+        outputs = [self._types[value] for value in op.results]
+        outcome = ", ".join(outputs)
+        is_bare = len(outputs) == 1 and not outcome.startswith("(")
+        return f"({inputs}) -> {outcome if is_bare else f'({outcome})'}"
 
 
-def print_in_order(module: Module, names: Names) -> list[tuple[str, Function, Page]]:
-    """Name, function and page of every function: public ones first, each callee when first met."""
-    printer = FunctionPrinter(module, names)
-    found: list[tuple[str, Function, Page]] = []
+def in_order(names: Names, public: list[str], keys: list[str]) -> Iterator[tuple[str, str]]:
+    """Name and key of every function: public ones first, each callee when first met."""
     done: set[str] = set()
 
-    def drain() -> None:
+    def pending() -> Iterator[tuple[str, str]]:
         while names.pending:
             key = names.pending.popleft()
             if key not in done:
                 done.add(key)
-                function = module.functions[key]
-                found.append((names.name("func", key), function, printer.function(function)))
+                yield names.name("func", key), key
 
-    for key, function in module.functions.items():
-        if function.public:
-            names.fix("func", key, key)
-            names.pending.append(key)
-            drain()
-    for key in module.functions:
+    for key in public:
+        names.fix("func", key, key)
+        names.pending.append(key)
+        yield from pending()
+    for key in keys:
         names.name("func", key)
-        drain()
-    return found
+        yield from pending()
+
+
+def print_in_order(module: Module, names: Names) -> list[tuple[str, Function, Page]]:
+    """Name, function and page of every function, as `in_order` names them."""
+    printer = FunctionPrinter(module, names)
+    public = [key for key, function in module.functions.items() if function.public]
+    return [
+        (name, module.functions[key], printer.function(module.functions[key]))
+        for name, key in in_order(names, public, list(module.functions))
+    ]

@@ -7,12 +7,17 @@ program may come from a stranger.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 Level = Literal["exact", "inlined", "dataflow"]
 LEVELS: tuple[Level, ...] = ("exact", "inlined", "dataflow")
+
+KERNEL = re.compile(r"kernel:([0-9a-f]{12})[0-9a-f]*")
+"""A reference to a kernel in canonical text."""
 
 
 def digest_of(text: str) -> str:
@@ -44,10 +49,17 @@ class Section:
     locations: tuple[int, ...] = ()
     """For each line of ``text``, an index into `Program.locations`, or -1."""
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The digest of the canonical text alone."""
         return digest_of(self.text)
+
+    @cached_property
+    def kernels(self) -> frozenset[str]:
+        """The names of the kernels that the text refers to."""
+        if "kernel:" not in self.text:
+            return frozenset()
+        return frozenset(f"kernel:{match[1]}" for match in KERNEL.finditer(self.text))
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,11 @@ class Form:
     sections: tuple[Section, ...]
     digest: str
     """Over the digests of the sections and, through their text, of every kernel they call."""
+
+
+def form_digest(sections: Sequence[Section]) -> str:
+    """The digest of a form, from the kind, name and digest of each of its sections."""
+    return digest_of("".join(f"{s.kind} {s.name} {s.digest}\n" for s in sections))
 
 
 @dataclass(frozen=True)

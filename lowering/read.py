@@ -1,51 +1,37 @@
-"""From an MLIR module to plain data (`ir.Module`), noise rules applied on the way.
+"""From MLIR's generic text to plain data (`ir.Module`), for the levels that take programs apart.
 
-The reader walks every operation and takes everything it has: name, operands, result types, all
-attributes (MLIR hands out properties among them), successors and regions. What it leaves out is
-counted in the ledger; what it can't vouch for becomes an `Unknown`.
+This is no parser of MLIR: it reads what `printed` holds, a line at a time, and takes everything a
+line has. A line of another form is an error, never passed over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..compat.mlir import printed_attribute
-from . import custom_calls
-from .attributes import MESH_MARK, AttributePrinter, shortened
-from .ir import Block, Function, Module, Op, key_text
-from .ledger import Ledger
-from .locations import LocationTable
-from .program import Unknown
+from .ir import Block, Function, Module, Op, walk
+from .printed import Printed, Printer
+from .session import Session as Session
+from .syntax import closing, split
+from .tails import Tail, Tails
 
 PROGRAM_DIALECTS = frozenset({"builtin", "chlo", "func", "sdy", "stablehlo"})
 KERNEL_DIALECTS = frozenset(
     {"affine", "arith", "builtin", "cf", "func", "llvm", "math", "memref", "scf", "tpu", "vector"}
 )
-_CONFIGS = ("backend_config", "mhlo.backend_config")
-KERNEL_TARGET = "tpu_custom_call"
-"""The custom call whose backend config is known to be JSON and to hold a Mosaic kernel."""
-_TRACES = frozenset({"tpu.trace", "tpu.trace_start"})
-_SYMBOL_ATTRS = frozenset({"sym_name", "arg_attrs", "res_attrs", "sym_visibility"})
+UNKNOWN_DIALECT = "an operation of a dialect that no rule of the form knows"
+_LABEL = re.compile(r"bb(\d+)(?:\((.*)\))?:(?:  // .*)?")
+_LINE = re.compile(r' *(?:(%\w+)(?::(\d+))? = )?(?:"([^"]*)"\(([^()]*)\)|(\}|\^))(.*)\n')
 
 
-@dataclass
-class Session:
-    """What the reading of one program and all its kernels shares."""
-
-    ledger: Ledger
-    locations: LocationTable
-    unknowns: dict[tuple[str, str], Unknown]
-
-    def unknown(self, construct: str, reason: str, loc: int = -1) -> None:
-        """Records an unknown construct once per construct and reason."""
-        where = self.locations.entries[loc] if loc >= 0 else None
-        self.unknowns.setdefault((construct, reason), Unknown(construct, reason, where))
+class Unreadable(Exception):
+    """The text isn't what MLIR prints."""
 
 
 class Reader:
-    """Reads one module of ``dialects``.
+    """Reads a whole module of ``dialects``.
 
     ``kernel_of(body, label, loc)`` turns the encoded body of a kernel into its token.
     """
@@ -59,171 +45,195 @@ class Reader:
         self._session = session
         self._dialects = dialects
         self._kernel_of = kernel_of
-        self._printer = AttributePrinter(session.unknown)
-        self._module = Module({}, {}, {}, [])
-        self._values: dict[Any, int] = {}
 
     def read(self, module: Any) -> Module:
-        """The module's plain data. Meshes must bear the names that `mark_meshes` gives."""
-        for name in module.operation.attributes:
-            if name not in ("sym_name", "sym_visibility"):
-                text = self._printer.text(module.operation.attributes[name])
-                self._module.attrs[key_text(name)] = text
-        self._module.attrs = dict(sorted(self._module.attrs.items()))
-        for view in module.body.operations:
-            self._top_level(view.operation)
-        return self._module
+        """The module's plain data.
 
-    def _top_level(self, op: Any) -> None:
-        if op.name == "func.func":
-            function = self._function(op)
-            self._module.functions[function.key] = function
-        elif op.name == "sdy.mesh":
-            attrs = self._attrs(op)
-            key = op.attributes["sym_name"].value.removeprefix(MESH_MARK)
-            attrs.pop("sym_name")
-            self._module.meshes[key] = _braced(attrs)
-        else:
-            reason = "an operation beside the functions of a module"
-            self._session.unknown(op.name, reason, self._session.locations.index_of(op.location))
-
-    def _attrs(self, op: Any) -> dict[str, str]:
-        return {key_text(name): self._attr(op, name) for name in sorted(op.attributes)}
-
-    def _attr(self, op: Any, name: str) -> str:
-        try:
-            attribute = op.attributes[name]
-        except TypeError:
-            # jaxlib has no Python class for some attributes, those of complex constants among them.
-            text = printed_attribute(op, name)
-            if text is None:
-                loc = self._session.locations.index_of(op.location)
-                self._session.unknown(f"{op.name} {name}", "jaxlib can't show this attribute", loc)
-                return "unreadable"
-            return shortened(text)
-        return self._printer.text(attribute)
-
-    def _function(self, op: Any) -> Function:
-        attributes = op.attributes
-        visibility = attributes["sym_visibility"].value if "sym_visibility" in attributes else None
-        attrs = {
-            key_text(name): self._printer.text(attributes[name])
-            for name in sorted(attributes)
-            if name not in _SYMBOL_ATTRS and name != "function_type"
-        }
-        function_type = op.attributes["function_type"].value
-        blocks = self._region(op.regions[0])
-        results = [self._printer.type_text(t) for t in function_type.results]
-        return Function(
-            key=op.attributes["sym_name"].value,
-            public=visibility in (None, "public"),  # public is MLIR's default
-            attrs=attrs,
-            arg_attrs=self._dictionaries(op, "arg_attrs", len(function_type.inputs)),
-            result_types=results,
-            result_attrs=self._dictionaries(op, "res_attrs", len(results)),
-            blocks=blocks,
-            loc=self._session.locations.index_of(op.location),
-        )
-
-    def _dictionaries(self, op: Any, name: str, count: int) -> list[dict[str, str]]:
-        if name not in op.attributes:
-            return [{} for _ in range(count)]
-        found: list[dict[str, str]] = []
-        for entry in op.attributes[name]:
-            items = {key_text(item.name): self._printer.text(item.attr) for item in entry}
-            if items.pop("jax.result_info", None) is not None:
-                self._session.ledger.add("result-info")
-            found.append(dict(sorted(items.items())))
+        Raises:
+            Unreadable: MLIR prints something that this reader doesn't know.
+        """
+        printer = Printer(module, self._session, self._kernel_of)
+        found = Module(printer.attributes(), printer.meshes(), {}, [])
+        functions = FunctionReader(found, printer.tails)
+        for key in printer.keys:
+            found.functions[key] = functions.read(printer.function(key))
+            for op in walk(found.functions[key].blocks):
+                if op.name.partition(".")[0] not in self._dialects:
+                    self._session.unknown(op.name, UNKNOWN_DIALECT, op.loc)
         return found
 
-    def _region(self, region: Any) -> list[Block]:
-        blocks = list(region.blocks)
-        read = [Block([self._define(arg) for arg in block.arguments]) for block in blocks]
-        numbers = {block: index for index, block in enumerate(blocks)} if len(blocks) > 1 else {}
-        for block, target in zip(blocks, read, strict=True):
-            target.ops.extend(self._op(view.operation, numbers) for view in block.operations)
-        return read
 
-    def _define(self, value: Any) -> int:
-        number = self._values.get(value)
-        if number is None:  # in a region of several blocks a use may be read before its definition
-            number = self._module.new_value(self._printer.type_text(value.type))
-            self._values[value] = number
+@dataclass(slots=True)
+class _Frame:
+    """An operation whose region is open."""
+
+    op: Op
+    results: list[str]
+    """Names of its results, which are defined when it closes."""
+    outer: list[Block]
+    """The blocks of the region it stands in."""
+    names: list[str]
+    """What the open region defines, and nothing outside it sees."""
+
+
+class FunctionReader:
+    """Reads the functions of one module, values numbered in ``module``."""
+
+    def __init__(self, module: Module, tails: Tails) -> None:
+        self._types = module.types
+        self._tails = tails
+        self._known: dict[tuple[str, str], tuple[Tail, list[str]]] = {}
+        self._signatures: dict[str, list[str]] = {}
+        self._values: dict[str, int] = {}
+        self._early: dict[str, int] = {}
+        self._frames: list[_Frame] = []
+        self._blocks: list[Block] = []
+        self._places: Iterator[int] = iter(())
+
+    def read(self, printed: Printed) -> Function:
+        """The function, its blocks among it.
+
+        Raises:
+            Unreadable: a line isn't what MLIR prints.
+        """
+        self._values, self._early, self._frames = {}, {}, []
+        self._places = iter(printed.locations)
+        self._blocks = top = [Block([])]
+        entry = top[0].args
+        for name, text in printed.arguments:
+            entry.append(self._define(name, text))
+        body = printed.body
+        at = 0
+        for match in _LINE.finditer(body):
+            if match.start() != at:
+                break
+            at = match.end()
+            results, count, name, operands, other, text = match.groups()
+            if name is not None:
+                self._op(name, results, count, operands, text)
+            elif other == "^":
+                self._label(text)
+            else:
+                self._close(text)
+        if at != len(body) or self._frames or self._early:
+            raise Unreadable(f"function {printed.header.key}: {body[at : at + 80]!r}")
+        if body:
+            printed.header.blocks = top
+        else:
+            printed.header.declared = printed.arguments
+        return printed.header
+
+    def _op(self, name: str, results: str | None, count: str | None, reads: str, text: str) -> None:
+        tail, types = self._known.get((name, text)) or self._tail(name, text)
+        operands: list[int] = []
+        if reads:
+            names = reads.split(", ")
+            try:
+                operands = [self._values[value] for value in names]
+            except KeyError:
+                operands = [self._use(value) for value in names]
+        op = Op(
+            name,
+            operands,
+            [],
+            tail.attrs,
+            next(self._places),
+            tail.frontend,
+            [],
+            tail.successors,
+            tail.callee,
+            tail.kernel,
+            tail.pure_call,
+            tail.types,
+        )
+        self._blocks[-1].ops.append(op)
+        if tail.opens:
+            self._frames.append(_Frame(op, _names(results, count), self._blocks, []))
+            self._enter(op)
+        elif results is not None:
+            self._results(op, _names(results, count), types)
+
+    def _enter(self, op: Op) -> None:
+        self._blocks = [Block([])]
+        op.regions.append(self._blocks)
+
+    def _results(self, op: Op, names: list[str], types: list[str]) -> None:
+        if len(names) != len(types):
+            raise Unreadable(f"{op.name}: {len(names)} results of {len(types)} types")
+        op.results = [self._define(name, text) for name, text in zip(names, types, strict=True)]
+
+    def _define(self, name: str, text: str) -> int:
+        number = self._early.pop(name, None) if self._early else None
+        if number is None:
+            number = len(self._types)
+            self._types.append(text)
+        else:
+            self._types[number] = text
+        self._values[name] = number
+        if self._frames:
+            self._frames[-1].names.append(name)
         return number
 
-    def _op(self, op: Any, numbers: dict[Any, int]) -> Op:
-        name = op.name
-        session = self._session
-        loc = session.locations.index_of(op.location)
-        operands = [self._define(value) for value in op.operands]
-        results = [self._define(value) for value in op.results]
-        session.ledger.add("location")
-        session.ledger.add("value-name", len(results))
-        regions = [self._region(region) for region in op.regions]
-        read = Op(name, operands, results, self._attrs(op), loc, regions=regions)
-        if numbers:
-            read.successors = [numbers[block] for block in op.successors]
-        if name.partition(".")[0] not in self._dialects:
-            session.unknown(name, "an operation of a dialect that no rule of the form knows", loc)
-        self._particulars(op, read)
-        return read
+    def _use(self, name: str) -> int:
+        """A value, which in a region of several blocks may be read before it is defined."""
+        if name in self._values:
+            return self._values[name]
+        if name not in self._early:
+            self._early[name] = len(self._types)
+            self._types.append("")
+        return self._early[name]
 
-    def _particulars(self, op: Any, read: Op) -> None:
-        if "mhlo.frontend_attributes" in read.attrs:
-            del read.attrs["mhlo.frontend_attributes"]
-            entries = op.attributes["mhlo.frontend_attributes"]
-            read.frontend = {key_text(e.name): self._printer.text(e.attr) for e in entries}
-        if read.name == "func.call":
-            read.callee = op.attributes["callee"].value
-            del read.attrs["callee"]
-        elif read.name == "stablehlo.custom_call":
-            self._custom_call(op, read)
-        elif read.name in _TRACES and read.attrs.pop("message", None) is not None:
-            self._session.ledger.add("kernel-scope")  # the user's name scope, for the profiler
-        elif read.name in ("stablehlo.send", "stablehlo.recv"):
-            if read.attrs.get("is_host_transfer", "false") != "false":
-                reason = "the host's side of the transfer is a callback outside the module"
-                self._session.unknown(read.name, reason, read.loc)
+    def _tail(self, name: str, text: str) -> tuple[Tail, list[str]]:
+        tail = self._tails.of(name, text, -1)
+        found = self._known[name, text] = (tail, [] if tail.opens else self._outcome(tail.types))
+        return found
 
-    def _custom_call(self, op: Any, read: Op) -> None:
-        target = op.attributes["call_target_name"].value
-        config = None
-        if "backend_config" in op.attributes:
-            attribute = op.attributes["backend_config"]
-            if type(attribute).__name__ == "StringAttr":
-                config = custom_calls.read_config(attribute.value, "\0body\0")
-        if config is not None and (config.body is not None or target == KERNEL_TARGET):
-            # Only of a kernel's config is it known that the order of its keys means nothing.
-            label = ""
-            if read.attrs.pop("kernel_name", None) is not None:
-                label = op.attributes["kernel_name"].value
-                self._session.ledger.add("kernel-name")
-            self._session.ledger.add("json-key-order", int(config.reordered))
-            self._kernel(read, config, label)
-        self._foreign(op, read, target)
+    def _outcome(self, signature: str) -> list[str]:
+        """The types of the results."""
+        found = self._signatures.get(signature)
+        if found is None:
+            text = signature[closing(signature, 0) + 4 :]
+            found = split(text[1:-1]) if text.startswith("(") else [text]
+            self._signatures[signature] = found
+        return found
 
-    def _foreign(self, op: Any, read: Op, target: str) -> None:
-        """What every custom call is asked, kernel or not."""
-        read.pure_call = custom_calls.is_pure(read, target)
-        names = [name for name in _CONFIGS if name in op.attributes]
-        texts = {name: str(op.attributes[name]) for name in names}
-        reason = custom_calls.unknown_reason(read, target, texts)
-        if reason is not None:
-            self._session.unknown(f"custom call {target}", reason, read.loc)
+    def _label(self, text: str) -> None:
+        match = _LABEL.fullmatch(text)
+        if match is None:
+            raise Unreadable(text[:80])
+        if self._blocks[0].ops:
+            self._blocks.append(Block([]))
+        if int(match[1]) != len(self._blocks) - 1:
+            raise Unreadable(f"block {match[1]} is number {len(self._blocks) - 1} of its region")
+        for item in match[2].split(", %") if match[2] else ():
+            name, _, kind = item.partition(": ")
+            self._blocks[-1].args.append(self._define(f"%{name.removeprefix('%')}", kind))
 
-    def _kernel(self, read: Op, config: custom_calls.Config, label: str) -> None:
-        text = config.text
-        if config.body is not None and self._kernel_of is not None:
-            token = self._kernel_of(config.body, label, read.loc)
-            read.kernel = token[: len("kernel:") + 12]
-            text = text.replace("\\u0000body\\u0000", token)
-            ledger = self._session.ledger
-            ledger.add("kernel-encoding")
-            ledger.add("kernel-location", int(config.has_debug_locations))
-            ledger.add("collective-id", int(config.collective_id))
-        read.attrs["backend_config"] = "json " + text
-        read.attrs = dict(sorted(read.attrs.items()))
+    def _close(self, text: str) -> None:
+        if not self._frames or not (text == ", {" or text.startswith(")")):
+            raise Unreadable(text[:80])
+        frame = self._frames[-1]
+        for name in frame.names:
+            del self._values[name]
+        if not self._blocks[0].ops and not self._blocks[0].args:
+            self._blocks.clear()  # a region without blocks
+        if text == ", {":
+            frame.names = []
+            self._enter(frame.op)
+            return
+        self._frames.pop()
+        self._blocks = frame.outer
+        op = frame.op
+        tail, types = self._known.get((op.name, text[1:])) or self._tail(op.name, text[1:])
+        if tail.attrs:
+            op.attrs = dict(sorted({**op.attrs, **tail.attrs}.items()))
+        op.frontend = tail.frontend or op.frontend
+        op.signature = tail.types
+        self._results(op, frame.results, types)
 
 
-def _braced(attrs: dict[str, str]) -> str:
-    return "{" + ", ".join(f"{name} = {text}" for name, text in attrs.items()) + "}"
+def _names(name: str | None, count: str | None) -> list[str]:
+    """The names of the results that a line defines."""
+    if name is None:
+        return []
+    return [name] if count is None else [f"{name}#{index}" for index in range(int(count))]

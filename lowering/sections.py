@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from .optext import Block, read
-from .program import Form, Program, Section, digest_of
+from .program import KERNEL, Form, Program, Section, digest_of
 
 CALLEE = re.compile(r'@("[^"]*"|[\w$.-]+)')
-KERNEL = re.compile(r"kernel:([0-9a-f]{12})[0-9a-f]*")
 _COUNTER = re.compile(r"_\d+$")
 
 
 class Sections:
     """A form's sections by name, with digests that don't depend on how functions are numbered."""
 
-    def __init__(self, program: Program, form: Form) -> None:
+    def __init__(self, program: Program, form: Form, shared: dict[str, str]) -> None:
         self.program = program
         self.form = form
         self.by_name = {s.name: s for s in form.sections}
         self._trees: dict[str, Block] = {}
+        self._shared = shared
 
     def tree(self, section: Section) -> Block:
         """The operations of a section, read once."""
         if section.name not in self._trees:
-            self._trees[section.name] = read(section.text)
+            self._trees[section.name] = read(section.text, self._shared)
         return self._trees[section.name]
 
     def kernel(self, name: str) -> Section | None:
@@ -35,9 +35,7 @@ class Sections:
 
     def kernel_names(self) -> set[str]:
         """The kernels that any section refers to."""
-        return {
-            f"kernel:{match[1]}" for s in self.form.sections for match in KERNEL.finditer(s.text)
-        }
+        return {name for section in self.form.sections for name in section.kernels}
 
     def callees(self, text: str) -> Iterator[str]:
         """The functions of this form that ``text`` names, in order."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import chain, islice
+from typing import Any
 
 from .align import Alignment
 from .attribute_diff import WIDTH, rest_differences, shortened
@@ -33,7 +34,7 @@ class Side:
         own = self._own(op)
         if op.operands or not op.name.endswith(".constant") or _is_precise(own):
             return own
-        reader = self._readers.get(op)
+        reader = _first_reader(op)
         return own if reader is None else self._own(reader) or own
 
     def _own(self, op: Op) -> Location | None:
@@ -46,15 +47,23 @@ class Side:
             return Location(None, None, found.scope)  # a frame of Python's own machinery
         return found
 
-    @cached_property
-    def _readers(self) -> dict[Op, Op]:
-        """The first operation that reads each constant."""
-        found: dict[Op, Op] = {}
-        for op in walk(self.tree):
-            for value in op.operands:
-                if isinstance(value, Value) and isinstance(value.owner, Op):
-                    found.setdefault(value.owner, op)
-        return found
+
+def _first_reader(op: Op) -> Op | None:
+    """The first operation that reads a result of ``op``, which stands in its block or within it."""
+    block = op.parent
+    if block is None:
+        return None
+    for after in islice(block.ops, block.ops.index(op) + 1, None):
+        for inner in chain((after,), _below(after)):
+            if any(isinstance(v, Value) and v.owner is op for v in inner.operands):
+                return inner
+    return None
+
+
+def _below(op: Op) -> Iterator[Op]:
+    for region in op.regions:
+        for block in region.blocks:
+            yield from walk(block)
 
 
 def _is_precise(where: Location | None) -> bool:
@@ -80,6 +89,8 @@ class SectionDiff:
         reshaped = set(self.alignment.regions)
         pairs = sorted(self.alignment.ops, key=lambda pair: pair[0].line)
         for op_a, op_b in pairs:
+            if self._nothing(op_a, op_b) and not moved:
+                continue
             if (op_a, op_b) in moved:
                 yield self._change("moved", op_a, op_b, "order", "", "")
             yield from self._own(op_a, op_b)
@@ -91,6 +102,14 @@ class SectionDiff:
             yield self._change("removed", op, None, "", _shown(op), "")
         for op in self.alignment.added:
             yield self._change("added", None, op, "", "", _shown(op))
+
+    def _nothing(self, a: Op, b: Op) -> bool:
+        """Whether two operations without regions are the same, as nearly all are."""
+        if a.rest != b.rest or a.name != b.name or a.regions or b.regions:
+            return False
+        values: dict[Any, Any] = self.alignment.values  # names of undefined values are asked too
+        # A value without counterpart stands for itself: it is in no operation of the other side.
+        return [values.get(v, v) for v in a.operands] == b.operands
 
     def _own(self, a: Op, b: Op) -> Iterator[Change]:
         if a.name != b.name:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast, overload
 
@@ -13,6 +11,7 @@ import jax
 import numpy as np
 
 from ..compat import tracing
+from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
 from . import registry
 from .base import Contract, Pass, PassNotApplicable
@@ -22,7 +21,6 @@ from .rewrite import rewrite
 MAX_CACHED = 256
 """Signatures that one optimized function remembers; the oldest goes first."""
 
-_YOUNG = 10_000
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -219,22 +217,6 @@ def _wrap(
 
     optimized.__relower_optimized__ = True  # type: ignore[attr-defined]
     return optimized
-
-
-@contextlib.contextmanager
-def full_collections_postponed() -> Iterator[None]:
-    """Without the full passes of Python's cyclic garbage collector, which go on afterwards.
-
-    A trace and its rewrite allocate by the hundred thousand and leave few cycles behind. Each full
-    pass looks at every object of jax and of the program, and would take about as long as the
-    rewrite; young objects are collected less often, after 10,000 allocations.
-    """
-    young, middle, old = gc.get_threshold()
-    gc.set_threshold(max(young, _YOUNG) if young else 0, middle, 1 << 30)
-    try:
-        yield
-    finally:
-        gc.set_threshold(young, middle, old)
 
 
 def _cache_key(

@@ -2,6 +2,8 @@
 
 import pytest
 
+from relower.lowering import dataflow
+
 T = "tensor<4xf32>"
 
 WRAP = """
@@ -356,3 +358,52 @@ module {{
 
     first, second = digests(text(["x", "inv"])), digests(text(["inv", "x"]))
     assert first["dataflow"] != second["dataflow"]
+
+
+def chain(links, last):
+    """A loop whose carried values settle one after another: each is the sine of the one before."""
+    inits = ["%arg0", *(f"%s{i}" for i in range(links))]
+    sines = "\n".join(f"%s{i} = stablehlo.sine {inits[i]} : {T}" for i in range(links))
+    carried = ["%k = %zero", "%acc = %arg1", *(f"%c{i} = {v}" for i, v in enumerate(inits))]
+    types = ", ".join(["tensor<i32>", *[T] * (links + 2)])
+    passed = ["%c0", *(f"%t{i}" for i in range(links))]
+    inside = "\n".join(f"%t{i} = stablehlo.sine %c{i} : {T}" for i in range(links))
+    body = f"""
+    {sines}
+    %zero = stablehlo.constant dense<0> : tensor<i32>
+    %r:{links + 3} = stablehlo.while({", ".join(carried)}) : {types}
+    cond {{
+      %bound = stablehlo.constant dense<10> : tensor<i32>
+      %p = stablehlo.compare LT, %k, %bound, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    }} do {{
+      {inside}
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %next = stablehlo.add %k, %one : tensor<i32>
+      %new = stablehlo.add %acc, {last} : {T}
+      stablehlo.return %next, %new, {", ".join(passed)} : {types}
+    }}
+    return %r#1, %arg1 : {T}, {T}"""
+    return WRAP.format(body=body)
+
+
+def test_a_chain_of_carried_values_is_followed_once(normal, digests, monkeypatch):
+    rounds = []
+    number = dataflow._Numbering._loop_regions
+    monkeypatch.setattr(
+        dataflow._Numbering,
+        "_loop_regions",
+        lambda self, *args: (rounds.append(1), number(self, *args))[1],
+    )
+    links = 40
+    found = normal(chain(links, f"%c{links}"))
+    assert found.ledger["loop-invariant"] == links + 1
+    assert len(rounds) == 1
+    outside = chain(links, f"%s{links - 1}")
+    assert digests(outside)["dataflow"] == found.forms["dataflow"].digest
+    assert digests(chain(links, "%c3"))["dataflow"] != found.forms["dataflow"].digest
+
+
+def test_a_link_that_changes_breaks_the_chain(normal):
+    broken = chain(6, "%c6").replace("%t3 = stablehlo.sine", "%t3 = stablehlo.cosine")
+    assert normal(broken).ledger["loop-invariant"] == 4
