@@ -172,13 +172,14 @@ def _stamp(
     host_queries: tuple[str, ...],
 ) -> Stamp:
     extents: Mapping[str, int] = dict(mesh.shape)
+    # Axis names are no part of the stamp: they are compared where the program holds them.
     fields = {
         **versions(),
         "libtpu": "not used" if route == "abstract" else libtpu_version(),
         "mosaic": mosaic_version(route),
         "route": route,
         "target": str(target),
-        "mesh": ", ".join(f"{name}={extent}" for name, extent in extents.items()),
+        "mesh": "x".join(map(str, extents.values())),
         "axis_types": axis_types,
         "mesh_context": "use_abstract_mesh" if route == "abstract" else "set_mesh",
         **settings(),
