@@ -25,6 +25,7 @@ COMMANDS = {
     "diff": "compare two programs and say where they differ",
     "probe": "lower a case several times and say what isn't the same each time",
     "gate": "check what must be identical and what must differ",
+    "selftest": "test the comparison itself: it must see every mutant, and no noise",
 }
 """Name and summary; each is a module of this package, loaded only when it is asked for."""
 

@@ -111,10 +111,17 @@ def _catalogue(request: dict[str, Any]) -> Any:
     ]
 
 
+def _selftest(request: dict[str, Any]) -> Any:
+    from .selftest.work import do
+
+    return do(request)
+
+
 _DO: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lower": _lower,
     "explain": _explain,
     "catalogue": _catalogue,
+    "selftest": _selftest,
 }
 
 
