@@ -44,20 +44,21 @@ def selftest(
     note = progress or (lambda text: None)
     if specs:
         names, tasks = _of_cases(specs, sites, timeout)
-        return _score(in_order(tasks, jobs, lambda i: note(names[i])))
+        return _score(in_order(tasks, jobs, lambda i: note(names[i])), specs)
     with tempfile.TemporaryDirectory(prefix="relower-") as folder:
         first, *others = lowerings(Path(folder), timeout)
         names, tasks = _of_modules(sites, timeout)
         names += [f"{c.name}" for c in CIRCUMSTANCES]
         first()
         note("lowered as they are")
-        return _score(in_order([*tasks, *others], jobs, lambda i: note(names[i])))
+        found = in_order([*tasks, *others], jobs, lambda i: note(names[i]))
+        return _score(found, PROGRAMS)
 
 
-def _score(found: list[list[Row]]) -> Score:
+def _score(found: list[list[Row]], programs: Sequence[str]) -> Score:
     rows = [row for rows in found for row in rows]
     order = {name: i for i, name in enumerate(dict.fromkeys(row.name for row in rows))}
-    return Score(tuple(sorted(rows, key=lambda row: order[row.name])))
+    return Score(tuple(sorted(rows, key=lambda r: (order[r.name], programs.index(r.program)))))
 
 
 def _of_cases(
