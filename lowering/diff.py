@@ -20,6 +20,7 @@ explains where; if it finds nothing, the difference says so and stays.
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,11 @@ from .tree_diff import SectionDiff, Side
 
 MAX_CHANGES = 10_000
 """Changes that are kept; more are counted and reported as a note."""
+# A custom call of a configuration that isn't empty and, unlike a kernel's, not read as JSON.
+_FOREIGN = re.compile(
+    r'"stablehlo\.custom_call"\([^)\n]*\) [^\n]*?backend_config = (?!""|json )[^\n]*?'
+    r'call_target_name = "([^"\n]*)"'
+)
 MAX_LINES = 2_000_000
 """Lines of text that the tree comparison reads; sections beyond are reported as a whole."""
 
@@ -71,6 +77,7 @@ def diff(a: Program, b: Program, level: Level = "exact", allow: Sequence[str] = 
     )
     if refused:
         return replace(base, reasons=tuple(refused))
+    base = replace(base, notes=_foreign(a, b, level))
     sections = (Sections(a, a.forms[level]), Sections(b, b.forms[level]))
     absent = _absent_kernels(sections)
     if absent:
@@ -117,6 +124,20 @@ def _absent_kernels(sections: tuple[Sections, Sections]) -> list[str]:
     ]
 
 
+def _foreign(a: Program, b: Program, level: Level) -> tuple[str, ...]:
+    """Says which custom calls have a configuration that was compared without being understood."""
+    found: dict[str, None] = {}
+    for program in (a, b):
+        calls = program.ops.get("stablehlo.custom_call", 0)
+        if calls > sum(program.kernel_calls.values()):
+            for section in program.forms[level].sections:
+                found.update(dict.fromkeys(_FOREIGN.findall(section.text)))
+    if not found:
+        return ()
+    names = ", ".join(sorted(found))
+    return (f"the configuration of these custom calls was compared byte by byte: {names}",)
+
+
 def _same_text(a: Sections, b: Sections) -> bool:
     def texts(s: Sections) -> list[tuple[str, str, str]]:
         return [(x.kind, x.name, x.text) for x in s.form.sections]
@@ -134,7 +155,7 @@ def _explained(base: Difference, sections: tuple[Sections, Sections]) -> Differe
     comparison = _Comparison(sections)
     comparison.run()
     groups = comparison.found.groups()
-    notes = tuple(comparison.notes())
+    notes = base.notes + tuple(comparison.notes())
     reasons: list[str] = []
     verdict = Verdict.DIFFERENT
     if not groups:
