@@ -52,6 +52,14 @@ def chip_queries() -> tuple[tuple[ModuleType, str], ...]:
     return tuple(found)
 
 
+def forget_chip() -> None:
+    """Drops what jax remembers of earlier answers about the chip."""
+    for module, _ in chip_queries():
+        clear = getattr(getattr(module, "get_tpu_info", None), "cache_clear", None)
+        if clear is not None:
+            clear()
+
+
 def is_internal(module_name: str) -> bool:
     """Whether a module is jax's inside, which must go on asking about the host."""
     return module_name.startswith(("jax._src", "jaxlib"))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..compat.queries import JAX_ROOT, chip_queries, is_internal, originals
+from ..compat.queries import JAX_ROOT, chip_queries, forget_chip, is_internal, originals
 from .locations import is_own_file
 
 _LOCK = threading.RLock()
@@ -65,6 +65,7 @@ def recorded() -> Iterator[list[str]]:
 def _chip_noted(seen: list[str]) -> Iterator[None]:
     """Notes what Pallas is asked about the chip; it answers from the mesh by itself."""
     before = {(module, name): getattr(module, name) for module, name in chip_queries()}
+    forget_chip()
 
     def noted(name: str, original: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(original)

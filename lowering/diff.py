@@ -39,11 +39,10 @@ from .tree_diff import SectionDiff, Side
 
 MAX_CHANGES = 10_000
 """Changes that are kept; more are counted and reported as a note."""
-# A custom call of a configuration that isn't empty and, unlike a kernel's, not read as JSON.
-_FOREIGN = re.compile(
-    r'"stablehlo\.custom_call"\([^)\n]*\) [^\n]*?backend_config = (?!""|json )[^\n]*?'
-    r'call_target_name = "([^"\n]*)"'
-)
+_CUSTOM_CALL = re.compile(r'"stablehlo\.custom_call"\([^\n]*')
+_TARGET = re.compile(r'call_target_name = "([^"]*)"')
+# A configuration that isn't empty and, unlike a kernel's, isn't read as JSON.
+_OPAQUE = re.compile(r'backend_config = (?!""|json )')
 MAX_LINES = 2_000_000
 """Lines of text that the tree comparison reads; sections beyond are reported as a whole."""
 
@@ -131,7 +130,9 @@ def _foreign(a: Program, b: Program, level: Level) -> tuple[str, ...]:
         calls = program.ops.get("stablehlo.custom_call", 0)
         if calls > sum(program.kernel_calls.values()):
             for section in program.forms[level].sections:
-                found.update(dict.fromkeys(_FOREIGN.findall(section.text)))
+                for call in _CUSTOM_CALL.findall(section.text):
+                    if _OPAQUE.search(call):
+                        found.update(dict.fromkeys(_TARGET.findall(call)))
     if not found:
         return ()
     names = ", ".join(sorted(found))

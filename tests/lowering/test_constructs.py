@@ -35,7 +35,7 @@ COUNTS = S((16,), jnp.int32)
 
 
 def check(make, first, second, wanted=None):
-    """``make(first)`` is itself again, and not ``make(second)``; ``wanted`` operations are in it."""
+    """``make(first)`` is itself again, and not ``make(second)``; it holds ``wanted``."""
     one, again, other = lower(make(first)), lower(make(first)), lower(make(second))
     assert one.unknowns == ()
     for name in (wanted,) if isinstance(wanted, str) else wanted or ():
@@ -59,7 +59,10 @@ def unknown(make, construct):
 # Collectives
 
 
-def mapped(body, *args, ins=P("data"), outs=P("data")):
+ROWS = P("data")
+
+
+def mapped(body, *args, ins=ROWS, outs=ROWS):
     def build(mesh):
         fn = jax.shard_map(body, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
         return fn, args or (SQUARE,)
@@ -230,7 +233,7 @@ OPERATIONS = {
         "chlo.ragged_dot",
     ),
     "qr": (
-        lambda mode: plain(lambda x: jnp.linalg.qr(x, mode=mode)[0]),
+        lambda mode: plain(lambda x: jnp.linalg.qr(x.T, mode=mode)[0]),
         ("reduced", "complete"),
         "stablehlo.custom_call",
     ),
