@@ -38,6 +38,8 @@ class Body:
     stmts: list[Stmt]
     result: int
     carry: int = -1
+    twins: list[tuple[int, int]] = field(default_factory=list)
+    """Pairs of loops, or of branches, that differ in one operation inside."""
 
 
 class Maker:
@@ -53,15 +55,37 @@ class Maker:
 
     def body(self, known: list[int], depth: int, carry: int = -1) -> Body:
         known = list(known) + ([carry] if carry >= 0 else [])
-        stmts = []
+        stmts, twins = [], []
         for _ in range(self.draw(st.integers(1, 4 if depth else 6))):
             stmts.append(self.stmt(known, depth))
             known.append(stmts[-1].out)
+            if stmts[-1].bodies and self.draw(st.booleans()):
+                stmts.append(self.twin(stmts[-1]))
+                known.append(stmts[-1].out)
+                twins.append((stmts[-2].out, stmts[-1].out))
         result = self.draw(st.sampled_from(known))
         if carry >= 0:  # what a round gives depends on the round before, so nothing is invariant
             stmts.append(Stmt("op", "add", [carry, result], self.fresh()))
             result = stmts[-1].out
-        return Body(stmts, result, carry)
+        return Body(stmts, result, carry, twins)
+
+    def twin(self, stmt: Stmt) -> Stmt:
+        """A copy with values of its own, and one operation another."""
+        new = copy.deepcopy(stmt)
+        inside = [b for body in new.bodies for b in bodies(body)]
+        names = {s.out: self.fresh() for s in all_stmts(Body([new], new.out))}
+        names |= {b.carry: self.fresh() for b in inside if b.carry >= 0}
+        for s in all_stmts(Body([new], new.out)):
+            s.out, s.reads = names[s.out], [names.get(r, r) for r in s.reads]
+        for body in inside:
+            body.result = names.get(body.result, body.result)
+            body.carry = names.get(body.carry, body.carry)
+            body.twins = [(names[a], names[b]) for a, b in body.twins]
+        found = [s for body in new.bodies for s in all_stmts(body) if s.kind == "op"]
+        if found:
+            chosen = self.draw(st.sampled_from(found))
+            chosen.name = self.draw(st.sampled_from(UNARY if len(chosen.reads) == 1 else BINARY))
+        return new
 
     def stmt(self, known: list[int], depth: int) -> Stmt:
         pick = lambda: self.draw(st.sampled_from(known))
@@ -283,7 +307,16 @@ def visible(body: Body, target: Stmt, known: tuple[int, ...] = (0, 1)):
 def changed(draw, program: Body) -> None:
     """One change of an operation, an operand, an effect's order or a region's input."""
     stmts = list(all_stmts(program))
-    how = draw(st.sampled_from(("read", "swap", "name", "result", "branches")))
+    how = draw(st.sampled_from(("read", "swap", "name", "result", "branches", "twins")))
+    if how == "twins":
+        found = [(body, pair) for body in bodies(program) for pair in body.twins]
+        assume(found)
+        body, (old, new) = draw(st.sampled_from(found))
+        place = next(i for i, s in enumerate(body.stmts) if s.out == new)
+        for stmt in body.stmts[place + 1 :]:
+            _redirect(stmt, old, new)
+        body.result = new if body.result == old else body.result
+        return
     if how == "swap":
         pairs = [
             (b, i)
