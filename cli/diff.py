@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ..gates.child import run
+from ..gates.foreign import is_foreign, read_foreign
 from ..gates.render import indented, plural, show
 from ..lowering.artifact import load
 from ..lowering.diff import diff
@@ -25,7 +26,7 @@ _CASE = re.compile(r".+\.py:[^:/\\]+")
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "diff", _run, summary)
-    what = f"an artifact, or {CASE_HELP}"
+    what = f"an artifact, a file of StableHLO, or {CASE_HELP}"
     parser.add_argument("a", help=what)
     parser.add_argument("b", help=what)
     parser.add_argument(
@@ -65,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
 def program(options: argparse.Namespace, what: str, passes: str | None) -> Program:
     """The artifact at ``what``, or the case lowered in a process of its own."""
     if not _CASE.fullmatch(what) or os.path.exists(what):
-        return load(what)
+        return read_foreign(what, options.timeout) if is_foreign(what) else load(what)
     from ..gates.child import passes_from
 
     level: Level = options.level

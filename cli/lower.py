@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..gates.child import run
+from ..gates.foreign import is_foreign, read_foreign
 from ..gates.render import indented, relative, source
 from ..lowering.artifact import load, save
 from ..lowering.program import Program
@@ -23,17 +24,14 @@ OPS_SHOWN = 12
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "lower", _run, summary)
-    parser.add_argument("case", help=CASE_HELP)
+    parser.add_argument("case", help=f"{CASE_HELP}; or a file of StableHLO")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the artifact here")
     add_lowering(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
-        path = str(Path(folder, "lowered.program"))
-        with status(f"lowering {options.case}"):
-            run(job(options, "lower", options.case, output=path), timeout=options.timeout)
-            program = load(path)
+    with status(f"lowering {options.case}"):
+        program = _program(options)
     if options.output is not None:
         save(program, options.output)
     if options.json:
@@ -43,6 +41,15 @@ def _run(options: argparse.Namespace) -> int:
         if options.output is not None:
             print(f"written to {relative(options.output)}")
     return 0
+
+
+def _program(options: argparse.Namespace) -> Program:
+    if is_foreign(options.case):
+        return read_foreign(options.case, options.timeout)
+    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+        path = str(Path(folder, "lowered.program"))
+        run(job(options, "lower", options.case, output=path), timeout=options.timeout)
+        return load(path)
 
 
 def summary(program: Program) -> dict[str, Any]:

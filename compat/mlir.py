@@ -41,6 +41,20 @@ def mosaic_version(route: str) -> str:
     return str(_tpu_custom_call._FWD_COMPAT_VERSION) if route == "abstract" else NEWEST
 
 
+def parse_stablehlo(data: bytes) -> Any:
+    """A module of StableHLO from text, bytecode or a portable artifact, in a context of its own.
+
+    Raises:
+        ir.MLIRError, ValueError or RuntimeError: none of these. Damaged bytecode may also kill the
+            process.
+    """
+    context = _mlir.make_ir_context()
+    with context, ir.Location.unknown():
+        if b"StableHLO_v" in data[:64]:
+            return _stablehlo.deserialize_portable_artifact(context, data)
+        return ir.Module.parse(data)
+
+
 def channel_handle(attribute: Any) -> tuple[int, int] | None:
     """Handle and type of a StableHLO channel handle, or None for any other attribute."""
     if not _stablehlo.ChannelHandle.isinstance(attribute):

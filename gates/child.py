@@ -33,7 +33,7 @@ PassSet = Literal["default"] | tuple[str, ...] | None
 class Job:
     """One request to a child. Paths are taken as seen from ``cwd``."""
 
-    do: Literal["lower", "explain", "catalogue", "selftest"]
+    do: Literal["lower", "explain", "catalogue", "selftest", "foreign"]
     spec: str = ""
     args: tuple[str, ...] = ()
     passes: PassSet = None

@@ -28,17 +28,19 @@ from itertools import zip_longest
 from typing import Literal
 
 from .align import Aligner, Budget
+from .artifact_index import form_digest
 from .attribute_diff import shortened
 from .change import Change, Collector, Difference, Verdict
 from .contexts import Contexts
 from .errors import InputError
 from .optext import Op
-from .program import LEVELS, Level, Program, Section, Unknown
+from .program import FOREIGN, LEVELS, Form, Level, Program, Section, Unknown
 from .sections import KERNEL, Sections
 from .tree_diff import SectionDiff, Side
 
 MAX_CHANGES = 10_000
 """Changes that are kept; more are counted and reported as a note."""
+_CALLING = re.compile(r"^module call\..*\n", re.MULTILINE)
 _CUSTOM_CALL = re.compile(r'"stablehlo\.custom_call"\([^\n]*')
 _TARGET = re.compile(r'call_target_name = "([^"]*)"')
 # A configuration that isn't empty and, unlike a kernel's, isn't read as JSON.
@@ -60,6 +62,7 @@ def diff(a: Program, b: Program, level: Level = "exact", allow: Sequence[str] = 
         InputError: ``level`` is none of the three, or ``allow`` names a field that no stamp has.
     """
     _checked(a, b, level, allow)
+    a, b, uncalled = _alike_called(a, b)
     missing = [f"{x} has no form at level {level}" for x, p in _sides(a, b) if level not in p.forms]
     if missing:
         return Difference(Verdict.UNKNOWN, level, ("", ""), tuple(missing))
@@ -76,7 +79,7 @@ def diff(a: Program, b: Program, level: Level = "exact", allow: Sequence[str] = 
     )
     if refused:
         return replace(base, reasons=tuple(refused))
-    base = replace(base, notes=_foreign(a, b, level))
+    base = replace(base, notes=uncalled + _foreign(a, b, level))
     sections = (Sections(a, a.forms[level]), Sections(b, b.forms[level]))
     absent = _absent_kernels(sections)
     if absent:
@@ -105,7 +108,33 @@ def _checked(a: Program, b: Program, level: str, allow: Sequence[str]) -> None:
             raise InputError(f"allow {name!r}: the stamps have no such field; {hint}")
 
 
+def _is_file(program: Program) -> bool:
+    return program.stamp.fields.get("origin") == FOREIGN
+
+
+def _alike_called(a: Program, b: Program) -> tuple[Program, Program, tuple[str, ...]]:
+    """Both without what a file of MLIR can't say, if one of them is such a file."""
+    if _is_file(a) == _is_file(b):
+        return a, b, ()
+    note = f"how it is called isn't stated in {'a' if _is_file(a) else 'b'} and wasn't compared"
+    return _uncalled(a), _uncalled(b), (note,)
+
+
+def _uncalled(program: Program) -> Program:
+    forms: dict[Level, Form] = {}
+    for level, form in program.forms.items():
+        sections = tuple(
+            replace(s, text=_CALLING.sub("", s.text), locations=()) if s.kind == "module" else s
+            for s in form.sections
+        )
+        forms[level] = Form(level, sections, form_digest(sections))
+    return replace(program, forms=forms)
+
+
 def _mismatches(a: Program, b: Program) -> dict[str, str]:
+    if _is_file(a) != _is_file(b):
+        which = "a" if _is_file(a) else "b"
+        return {"origin": f"stamp: {which} is {FOREIGN}, which states no environment"}
     left, right = a.stamp.fields, b.stamp.fields
     return {
         name: f"stamp: {name} is {left.get(name, 'absent')} in a and "

@@ -15,6 +15,10 @@ Level = Literal["exact", "inlined", "dataflow"]
 LEVELS: tuple[Level, ...] = ("exact", "inlined", "dataflow")
 
 
+FOREIGN = "a file of MLIR"
+"""The stamp's only field, ``origin``, of a program that relower didn't lower itself."""
+
+
 def digest_of(text: str) -> str:
     """The sha256 of ``text`` in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
