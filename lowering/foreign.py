@@ -21,7 +21,7 @@ _CPU_SECONDS = 600
 
 
 def limit(size: int) -> None:
-    """Bounds this process's memory and time for a file of ``size`` bytes, and forbids core dumps."""
+    """Bounds this process's memory and time for a file of ``size`` bytes; forbids core dumps."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     used = pages * resource.getpagesize()
     memory = used + max(_MEMORY_FLOOR, _MEMORY_PER_BYTE * size)
