@@ -534,3 +534,16 @@ def test_other_backends_calls_are_compared_as_bytes_and_said_so(normal, config):
 def test_a_call_without_a_configuration_needs_no_note(normal):
     one = foreign(normal, 'backend_config = ""', "Sharding")
     assert diff(one, one).notes == ()
+
+
+# By the other route, where libtpu is installed
+
+
+def test_the_other_route_gives_the_same_kernels_and_names_what_it_does_not_know():
+    pytest.importorskip("libtpu")
+    one, other = (lower(vector_kernel(1.0), route=r) for r in ("abstract", "topology"))
+    assert set(one.kernels) == set(other.kernels)
+    found = lower(sharded(partitioned, P("data")), route="topology")
+    assert [u.construct for u in found.unknowns] == ["custom call CustomSPMDPartitioning"]
+    found = lower(sharded(printing, P("data")), route="topology")
+    assert {u.construct for u in found.unknowns} == {"stablehlo.send", "stablehlo.recv"}
