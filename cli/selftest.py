@@ -92,8 +92,8 @@ def to_json(score: Score) -> dict[str, object]:
 
 def report(out: Console, score: Score) -> None:
     """Prints the tables, what failed, and the score last."""
-    for kind, title in (("mutant", "must differ"), ("noise", "must match")):
-        out.print(_table(score, kind, title))
+    out.print(_table(score, "mutant", "must differ"))
+    out.print(_table(score, "noise", "must match"))
     for row in score.failures:
         what = f"{row.program}: {row.name} {row.state}: {row.reason}"
         indented(out, Text(what, style="red"), 0)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...lowering.artifact import load
+from ...lowering.errors import InputError
 from ...lowering.program import LEVELS
 from ..child import Job, run
 from .places import PROGRAMS, SOURCE
@@ -71,7 +72,7 @@ def _lowered(given: Circumstance, folder: Path, timeout: float | None) -> list[R
     job = Job("selftest", spec=str(source), options=options, history=given.history)
     found = run(job, timeout=timeout, cwd=folder, variables=variables)
     if given.prefix and not found["jax"].startswith(variables["PYTHONPATH"]):
-        raise AssertionError(f"jax came from {found['jax']}, not from the other environment")
+        raise InputError(f"selftest: jax came from {found['jax']}, not from the other environment")
     return []
 
 

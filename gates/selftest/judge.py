@@ -91,10 +91,11 @@ def _indices(given: Staged, mutant: Mutant, sites: int) -> list[int]:
     draft = given.draft()
     with draft.context, ir.Location.unknown():
         found = mutant.sites(draft)
-        if mutant.lives is None:
+        must_live = mutant.lives
+        if must_live is None:
             return _chosen(len(found), sites)
         liveness = Liveness(draft.functions)
-        return _spread(found, sites, lambda site: all(map(liveness.lives, mutant.lives(site))))
+        return _spread(found, sites, lambda site: all(map(liveness.lives, must_live(site))))
 
 
 def _spread(found: list[Any], sites: int, is_good: Callable[[Any], bool]) -> list[int]:

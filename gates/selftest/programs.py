@@ -178,7 +178,7 @@ def i32(*shape: int) -> Any:
 def gmm_loss(params: Any, batch: Any, step: jax.Array) -> jax.Array:
     """The mean square of two grouped matrix multiplications against their targets."""
 
-    @jax.checkpoint
+    @jax.checkpoint  # type: ignore[untyped-decorator]
     def layer(x: jax.Array) -> jax.Array:
         x = (x * table(WIDTH) + gains(WIDTH)).astype(jnp.bfloat16)
         y = megablox.gmm(x, params["up"], batch["sizes"], jnp.float32, (128, 128, 128))
@@ -226,7 +226,7 @@ def flash_loss(params: Any, batch: Any, step: jax.Array) -> jax.Array:
         block_q_dq=block,
     )
 
-    @jax.checkpoint
+    @jax.checkpoint  # type: ignore[untyped-decorator]
     def layer(x: jax.Array) -> jax.Array:
         x = (x * table(WIDTH) - gains(WIDTH)).astype(jnp.bfloat16)
         q, k, v = (
@@ -284,7 +284,7 @@ def experts_of(params: Any, x: jax.Array) -> jax.Array:
 def moe_loss(params: Any, batch: Any, step: jax.Array) -> jax.Array:
     """Two routed layers under scan with rematerialisation; the mean square of what they give."""
 
-    @jax.checkpoint
+    @jax.checkpoint  # type: ignore[untyped-decorator]
     def layer(x: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
         y = experts_of(params, (x * table(WIDTH) + gains(WIDTH)).astype(jnp.bfloat16))
         total = lax.psum_scatter(y.reshape(DEVICES, -1), "data")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ...lowering.errors import InputError
@@ -68,7 +69,7 @@ def _of_cases(
         Job("selftest", spec=spec, options={"part": "module", "sites": sites, "program": spec})
         for spec in specs
     ]
-    return list(specs), [lambda job=job: _ask(job, timeout) for job in jobs]
+    return list(specs), [partial(_ask, job, timeout) for job in jobs]
 
 
 def _of_modules(sites: int, timeout: float | None) -> tuple[list[str], list[Task]]:
@@ -81,7 +82,7 @@ def _of_modules(sites: int, timeout: float | None) -> tuple[list[str], list[Task
         for options in (module, source):
             job = Job("selftest", spec=spec, options=options)
             names.append(f"{program}, {options['part']}")
-            tasks.append(lambda job=job: _ask(job, timeout))
+            tasks.append(partial(_ask, job, timeout))
     hoisted = Job("selftest", spec="", options={"part": "hoisted", "programs": list(PROGRAMS)})
     names.append("hoisted constants")
     variables = {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
