@@ -14,10 +14,11 @@ from ..gates.child import run
 from ..gates.foreign import is_foreign, read_foreign
 from ..gates.render import indented, plural, show
 from ..lowering.artifact import load
+from ..lowering.change import Difference
 from ..lowering.diff import diff
 from ..lowering.program import LEVELS, Level, Program
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job
-from .show import console, print_json, status
+from .show import console, exit_code, folder_exists, print_json, status, written
 
 GROUPS_SHOWN = 30
 _CASE = re.compile(r".+\.py:[^:/\\]+")
@@ -39,17 +40,19 @@ def add(commands: Subparsers, summary: str) -> None:
     parser.add_argument(
         "--passes-b", metavar="A,B", help="as --passes, for B alone; then --passes is for A alone"
     )
+    parser.add_argument("--html", metavar="FILE", help="write the report as a page here too")
     parser.add_argument("--all", action="store_true", help="print every group of differences")
     add_lowering(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
+    folder_exists("--html", options.html)
     passes_b = options.passes if options.passes_b is None else options.passes_b
     a = program(options, options.a, options.passes)
     b = program(options, options.b, passes_b)
     found = diff(a, b, options.level, options.allow)
     if options.json:
-        print_json(found.to_json())
+        print_json("diff", found.to_json())
     else:
         out = console()
         for side, compared in (("a", a), ("b", b)):
@@ -60,7 +63,14 @@ def _run(options: argparse.Namespace) -> int:
             None if options.all else GROUPS_SHOWN,
             "--all prints them, --json holds all",
         )
-    return found.verdict.value
+    trouble = written("--html", options.html, lambda: _page(found, options, (a, b)))
+    return exit_code(found.verdict.value, trouble)
+
+
+def _page(found: Difference, options: argparse.Namespace, programs: tuple[Program, Program]) -> str:
+    from ..gates.html_report import diff_page
+
+    return diff_page(found, (options.a, options.b), programs)
 
 
 def program(options: argparse.Namespace, what: str, passes: str | None) -> Program:

@@ -28,7 +28,7 @@ def _run(options: argparse.Namespace) -> int:
     with status(f"tracing {options.case}"):
         report = run(request, timeout=options.timeout)
     if options.json:
-        print_json(report)
+        print_json("report", report)
     else:
         show(console(), report, options.case)
     return 0

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from ..gates.config import load_matrix
+from ..gates.html_report import gate_page
 from ..gates.matrix import CellResult, GateResult, part_of, run_matrix, steps
 from ..gates.render import indented, plural, show_groups
 from ..gates.reports import SUMMARY_BYTES, junit, step_summary
 from ..gates.shard import parse_shard
-from ..lowering.errors import InputError
 from .options import Subparsers, add_command, add_jobs
-from .show import console, print_json, progress
+from .show import console, exit_code, folder_exists, print_json, progress, written
 
 _MARK = {"holds": ("✓", "green"), "broken": ("✗", "red"), "undecided": ("?", "yellow")}
 GROUPS_SHOWN = 5
-UNDECIDED = 2
 
 
 def add(commands: Subparsers, summary: str) -> None:
@@ -33,35 +30,26 @@ def add(commands: Subparsers, summary: str) -> None:
         "--shard", metavar="I/N", help="run the I-th of N parts of the cells, from 1/N to N/N"
     )
     parser.add_argument("--junit", metavar="FILE", help="write a report in JUnit's XML here too")
+    parser.add_argument("--html", metavar="FILE", help="write the report as a page here too")
 
 
 def _run(options: argparse.Namespace) -> int:
     shard = None if options.shard is None else parse_shard(options.shard)
-    if options.junit is not None and not Path(options.junit).absolute().parent.is_dir():
-        raise InputError(f"--junit {options.junit}: its folder doesn't exist")
+    folder_exists("--junit", options.junit)
+    folder_exists("--html", options.html)
     matrix = load_matrix(options.file)
     with progress(steps(part_of(matrix, shard))) as note:
         result = run_matrix(matrix, note, jobs=options.jobs, shard=shard)
     if options.json:
-        print_json(result.to_json())
+        print_json("gate", result.to_json())
     else:
         show(console(), result)
-    trouble = [*_written(options.junit, result), *_summarised(result)]
-    for line in trouble:
-        print(f"relower: {line}", file=sys.stderr)
-    # A report that is missing must not look like success, nor hide that something is broken.
-    return result.exit_code or (UNDECIDED if trouble else 0)
-
-
-def _written(path: str | None, result: GateResult) -> list[str]:
-    """Writes the JUnit report; returns what went wrong."""
-    if path is None:
-        return []
-    try:
-        Path(path).write_text(junit(result), encoding="utf-8")
-    except OSError as error:
-        return [f"--junit {path}: can't be written: {error.strerror or error}"]
-    return []
+    trouble = [
+        *written("--junit", options.junit, lambda: junit(result)),
+        *written("--html", options.html, lambda: gate_page(result)),
+        *_summarised(result),
+    ]
+    return exit_code(result.exit_code, trouble)
 
 
 def _summarised(result: GateResult) -> list[str]:

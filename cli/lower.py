@@ -35,7 +35,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.output is not None:
         save(program, options.output)
     if options.json:
-        print_json(summary(program))
+        print_json("program", summary(program))
     else:
         show(console(), program, options.case)
         if options.output is not None:

@@ -29,7 +29,7 @@ def _run(options: argparse.Namespace) -> int:
         if not found:
             raise InputError(f"no pass called {options.name!r}; there are {known}")
     if options.json:
-        print_json(found)
+        print_json("passes", {"passes": found})
         return 0
     out = console()
     for entry in found:

@@ -46,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
             progress=note,
         )
     if options.json:
-        print_json(found.to_json())
+        print_json("probe", found.to_json())
     else:
         report(console(), found)
     return found.exit_code

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..lowering.errors import InputError
+
 WIDTH_WHEN_PIPED = 100
+UNDECIDED = 2
 
 
 class _Console(Console):
@@ -30,9 +34,46 @@ def console() -> Console:
     return _Console(width=width, highlight=False, soft_wrap=False)
 
 
-def print_json(value: Any) -> None:
-    """``value`` as JSON on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+def print_json(name: str, value: Mapping[str, Any]) -> None:
+    """``value`` as JSON on standard output, with the schema's ``name`` (docs/json.md) on top."""
+    print(json.dumps({"schema": f"relower.{name}/1", **value}, indent=2, ensure_ascii=False))
+
+
+def folder_exists(option: str, path: str | None) -> None:
+    """Says so before the work begins where a report couldn't be written after it.
+
+    Raises:
+        InputError: the folder of ``path`` doesn't exist.
+    """
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise InputError(f"{option} {path}: its folder doesn't exist")
+
+
+def written(option: str, path: str | None, report: Callable[[], str]) -> list[str]:
+    """Writes a report where ``path`` asks for one, whole or not at all; what went wrong."""
+    if path is None:
+        return []
+    text = report().encode()
+    try:
+        if Path(path).exists() and not Path(path).is_file():  # /dev/stdout, a pipe
+            Path(path).write_bytes(text)
+            return []
+        beside = f"{path}.part"
+        Path(beside).write_bytes(text)
+        os.replace(beside, path)
+    except OSError as error:
+        return [f"{option} {path}: can't be written: {error.strerror or error}"]
+    return []
+
+
+def exit_code(code: int, trouble: list[str]) -> int:
+    """Prints what went wrong with reports; the exit code, which then isn't 0.
+
+    A report that is missing must not look like success, nor hide that something is broken.
+    """
+    for line in trouble:
+        print(f"relower: {line}", file=sys.stderr)
+    return code or (UNDECIDED if trouble else 0)
 
 
 @contextmanager

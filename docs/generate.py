@@ -1,4 +1,4 @@
-"""Write docs/passes/*.md from the passes themselves.
+"""Write docs/passes/*.md from the passes themselves, docs/json.md from its schema.
 
     python docs/generate.py            write the pages
     python docs/generate.py --check    exit 1 if a page is not what would be written
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from relower.compat import bodies, jaxprs
 from relower.passes.base import Pass
 from relower.passes.registry import all_passes
 
-PAGES = Path(__file__).parent / "passes"
+DOCS = Path(__file__).parent
 # Calls, and what jax wraps around an operation: not operations themselves.
 _NOT_COUNTED = frozenset({"jit"})
 
@@ -106,15 +107,74 @@ def _table(rewrite: Pass, example: Any) -> str:
     )
 
 
+def json_page() -> str:
+    """The page of what ``--json`` prints."""
+    schema = json.loads((DOCS / "json.schema.json").read_text(encoding="utf-8"))
+    parts = [
+        "# What `--json` prints",
+        "<!-- Written by docs/generate.py from json.schema.json; edit that, not this page. -->",
+        "Each command prints one JSON object. Its `schema` names its kind and version; "
+        "[json.schema.json](json.schema.json) is the whole as a JSON Schema, and the tests hold "
+        "every command's output against it. Read only what you know: a field may be added under "
+        "the same version.",
+    ]
+    shapes = schema["$defs"].items()
+    for name, shape in sorted(shapes, key=lambda item: "schema" not in item[1]["properties"]):
+        parts += [f"## {name}", shape["description"], _fields(shape)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _fields(shape: Mapping[str, Any]) -> str:
+    rows = [
+        f"| {path} | {_kind(value)} | {value.get('description', '')} |"
+        for path, value in _flat(shape)
+    ]
+    return "\n".join(["| field | type | |", "|---|---|---|", *rows])
+
+
+def _flat(shape: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every field of an object, those of the objects inside it after it."""
+    for name, value in shape.get("properties", {}).items():
+        path = f"{prefix}`{name}`"
+        yield path, value
+        inner = value
+        while inner.get("type") == "array" or isinstance(inner.get("additionalProperties"), dict):
+            path += "[]" if inner.get("type") == "array" else "{}"
+            inner = inner.get("items", inner.get("additionalProperties"))
+        yield from _flat(inner, f"{path}.")
+
+
+def _kind(value: Mapping[str, Any]) -> str:
+    if "const" in value:
+        return f'`"{value["const"]}"`'
+    if "enum" in value:
+        return ", ".join(f"`{json.dumps(choice)}`" for choice in value["enum"])
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name})"
+    if "anyOf" in value:
+        return " or ".join(map(_kind, value["anyOf"]))
+    if value["type"] == "array":
+        return f"array of {_kind(value['items'])}"
+    if isinstance(value.get("additionalProperties"), dict):
+        return f"object of {_kind(value['additionalProperties'])}"
+    return str(value["type"])
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every generated page and what it should hold."""
+    yield DOCS / "json.md", json_page()
+    for rewrite in all_passes():
+        yield DOCS / "passes" / f"{rewrite.name}.md", page(rewrite)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or check the pages."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
     check = parser.parse_args(argv).check
     stale = 0
-    for rewrite in all_passes():
-        path = PAGES / f"{rewrite.name}.md"
-        text = page(rewrite)
+    for path, text in pages():
         if check and (not path.exists() or path.read_text() != text):
             print(f"{path.name} is stale: run python docs/generate.py", file=sys.stderr)
             stale += 1

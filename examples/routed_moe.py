@@ -22,6 +22,10 @@ takes nothing:
     real         the whole train step at the real size
     real_grad    the loss and its gradients at the real size
     sharded      the whole tiny train step, data-parallel over four devices
+    sharded_experts
+                 the same over eight devices, the experts sharded four ways, tokens in two chunks
+    real_sharded_experts
+                 that at the real size
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -77,6 +82,11 @@ class Config:
     router_dtype: jax.typing.DTypeLike = jnp.float32
     padding: bool = False
     """Whether a batch carries a mask; masked tokens are routed to no expert."""
+    chunks: int = 1
+    """With sharded experts, in how many parts a device's tokens go to the experts and back."""
+    buffer: int | None = None
+    """With sharded experts, how many rows a device computes for a chunk: the rows of its experts
+    that don't fit are dropped. If None, there is room for every row that could come."""
     scan_layers: bool = True
     """Whether the layers are one loop in the program, or a copy each."""
     learning_rate: float = 3e-4
@@ -252,6 +262,62 @@ def mixture_of_experts(
     return jnp.einsum("tkd,tk->td", y, weights)
 
 
+def own_experts(
+    params: Params, x: jax.Array, weights: jax.Array, ids: jax.Array, config: Config
+) -> jax.Array:
+    """What the experts of this device add to the tokens of its row of the mesh.
+
+    Args:
+        params: ``gate``, ``up`` and ``down`` of this device's experts.
+        x: [tokens, hidden].
+        weights: [tokens, experts_per_token].
+        ids: int32, shaped as the weights; -1, or an expert of any device.
+        config: The model.
+
+    Returns:
+        [tokens, hidden], zero for a token none of whose experts are here.
+    """
+    experts = params["gate"].shape[0]
+    ids = ids.reshape(-1) - lax.axis_index("expert") * experts
+    # The rows of other devices' experts, and of padding, sort behind all others.
+    ids = jnp.where((ids >= 0) & (ids < experts), ids, experts)
+    order, inverse = config.sort_by_expert(ids, config)
+    sizes = jnp.bincount(ids, length=experts + 1)[:experts]
+    if config.buffer is not None:
+        order = order[: config.buffer]
+        sizes = jnp.diff(jnp.minimum(jnp.cumsum(sizes), config.buffer), prepend=0)
+    held = jnp.sum(sizes)
+
+    # A kernel leaves the rows of no group as they were in memory, so they are masked both ways.
+    rows = x[order // config.experts_per_token]
+    rows = jnp.where(jnp.arange(order.shape[0])[:, None] < held, rows, 0)
+    gate = grouped_matmul(rows, params["gate"], sizes)
+    up = grouped_matmul(rows, params["up"], sizes)
+    rows = grouped_matmul(jax.nn.silu(gate) * up, params["down"], sizes)
+
+    y = jnp.where(inverse[:, None] < held, rows[inverse], 0)
+    return jnp.einsum("tkd,tk->td", y.reshape(*weights.shape, x.shape[-1]), weights)
+
+
+def mixture_of_sharded_experts(
+    params: Params, x: jax.Array, mask: jax.Array | None, config: Config
+) -> jax.Array:
+    """`mixture_of_experts` under a `jax.shard_map`, the experts sharded along axis "expert".
+
+    Each device routes its own tokens, chunk by chunk. Those of all devices along the axis are
+    gathered, every device computes what its experts add, and each gets back the sums for its own.
+    """
+    chunks = jnp.array_split(x, config.chunks)
+    masks = [None] * config.chunks if mask is None else jnp.array_split(mask, config.chunks)
+    gather = partial(lax.all_gather, axis_name="expert", tiled=True)
+    results = []
+    for chunk, real in zip(chunks, masks, strict=True):
+        weights, ids = route(params["router"], chunk, real, config)
+        y = own_experts(params, gather(chunk), gather(weights), gather(ids), config)
+        results.append(lax.psum_scatter(y, "expert", tiled=True))
+    return jnp.concatenate(results)
+
+
 def forward(params: Params, batch: Batch, config: Config) -> jax.Array:
     """Float32 logits of the next token: [batch, sequence, vocab]."""
     mask = batch["mask"].reshape(-1) if config.padding else None
@@ -261,7 +327,9 @@ def forward(params: Params, batch: Batch, config: Config) -> jax.Array:
     def layer(x: jax.Array, params: Params) -> tuple[jax.Array, None]:
         x = x + attention(params, rms_norm(x, params["attention_norm"]))
         y = rms_norm(x, params["moe_norm"]).reshape(-1, config.hidden)
-        return x + mixture_of_experts(params, y, mask, config).reshape(x.shape), None
+        sharded = params["gate"].shape[0] < config.experts
+        moe = mixture_of_sharded_experts if sharded else mixture_of_experts
+        return x + moe(params, y, mask, config).reshape(x.shape), None
 
     if config.scan_layers:
         x, _ = lax.scan(layer, x, params["layers"])
@@ -296,30 +364,54 @@ def init_state(key: jax.Array, config: Config) -> State:
     return State(jnp.zeros((), jnp.int32), params, make_optimizer(config).init(params))
 
 
+def param_specs(params: Params, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Params:
+    """How each parameter lies on the mesh: experts along an axis "expert", all else everywhere."""
+    sharded = ("gate", "up", "down") if "expert" in mesh.axis_names else ()
+
+    def spec(path: tuple[Any, ...], _: Any) -> P:
+        return P(None, "expert") if path[-1].key in sharded else P()
+
+    return jax.tree_util.tree_map_with_path(spec, params)
+
+
 def make_step(
     config: Config, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None
 ) -> Callable[[State, Batch], tuple[State, jax.Array]]:
     """The train step, not yet jitted: ``(state, batch) -> (state, loss)``.
 
-    With a ``mesh``, each device along its axis "data" takes its part of the batch; the parts have
-    one size, and with ``config.padding`` the loss is the mean of the parts' means.
+    With a ``mesh``, each device takes its part of the batch, and along an axis "expert" its part of
+    each layer's experts too; the parts have one size, and with ``config.padding`` the loss is the
+    mean of the parts' means.
     """
 
     def loss_and_grads(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
-        both = jax.value_and_grad(loss_fn)(params, batch, config)
-        return both if mesh is None else lax.pmean(both, "data")
+        return jax.value_and_grad(loss_fn)(params, batch, config)
 
-    if mesh is not None:
-        loss_and_grads = jax.shard_map(
-            loss_and_grads,
+    def mean_over_devices(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
+        loss, grads = loss_and_grads(params, batch)
+
+        def mean(spec: P, grad: jax.Array) -> jax.Array:
+            # The gradient of an expert is whole but for the tokens of other rows of the mesh.
+            own = {name for name in spec if name is not None}
+            others = [name for name in mesh.axis_names if name not in own]
+            parts = math.prod(mesh.shape[name] for name in own)
+            return lax.pmean(grad / parts if own else grad, others)
+
+        return lax.pmean(loss, mesh.axis_names), jax.tree.map(mean, param_specs(grads, mesh), grads)
+
+    def sharded_loss_and_grads(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
+        specs = param_specs(params, mesh)
+        return jax.shard_map(
+            mean_over_devices,
             mesh=mesh,
-            in_specs=(P(), P("data")),
-            out_specs=P(),
+            in_specs=(specs, P(mesh.axis_names)),
+            out_specs=(P(), specs),
             check_vma=False,  # The megablox kernels don't say over which axes they vary.
-        )
+        )(params, batch)
 
     def step(state: State, batch: Batch) -> tuple[State, jax.Array]:
-        loss, grads = loss_and_grads(state.params, batch)
+        both = loss_and_grads if mesh is None else sharded_loss_and_grads
+        loss, grads = both(state.params, batch)
         updates, optimizer = make_optimizer(config).update(grads, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         return State(state.step + 1, params, optimizer), loss
@@ -413,10 +505,23 @@ def real_grad() -> Any:
     return grad_case(REAL)
 
 
-def sharded() -> Any:
+def sharded_step_case(config: Config, mesh: dict[str, int]) -> Any:
+    """The train step over a mesh as a `relower.case`."""
     from relower.lowering.case import case
 
-    return case(lambda mesh: (make_train_step(TINY, mesh), abstract_inputs(TINY)), mesh={"data": 4})
+    return case(lambda mesh: (make_train_step(config, mesh), abstract_inputs(config)), mesh=mesh)
+
+
+def sharded() -> Any:
+    return sharded_step_case(TINY, {"data": 4})
+
+
+def sharded_experts() -> Any:
+    return sharded_step_case(replace(TINY, chunks=2), {"data": 2, "expert": 4})
+
+
+def real_sharded_experts() -> Any:
+    return sharded_step_case(replace(REAL, batch=16, chunks=2), {"data": 2, "expert": 4})
 
 
 # The command

@@ -93,24 +93,30 @@ def show_groups(out: Console, groups: Sequence[Group], by: int = 0) -> None:
 def show_group(out: Console, group: Group, by: int = 2) -> None:
     """Prints one group: what differs, both sides, the source, and how many are alike."""
     change = group.first
-    name, path = change.op, change.path
-    if change.op in ("argument", "result") and path:
-        name, path = path[-1], path[:-1]  # "argument 3" says it all
+    path, name = heading(change)
     head = Text()
     head.append("".join(f"{outer} › " for outer in path), style="dim")
     head.append(name, style="bold")
-    head.append(f"  {_what(change)}")
+    head.append(f"  {what(change)}")
     indented(out, head, by)
     for sign, side, style in (("-", change.a, "red"), ("+", change.b, "green")):
         if side:
             indented(out, Text(f"{sign} {side}", style=style), by + 2)
-    for place in _places(change):
+    for place in places(change):
         indented(out, Text(place, style="cyan"), by + 2)
     if len(group.changes) > 1:
-        indented(out, Text(_alike(group), style="dim"), by + 2)
+        indented(out, Text(alike(group), style="dim"), by + 2)
 
 
-def _what(change: Change) -> str:
+def heading(change: Change) -> tuple[tuple[str, ...], str]:
+    """The operations around a change, outermost first, and what it is a change of."""
+    if change.op in ("argument", "result") and change.path:
+        return change.path[:-1], change.path[-1]  # "argument 3" says it all
+    return change.path, change.op
+
+
+def what(change: Change) -> str:
+    """What is not the same, in a few words."""
     if change.kind in ("added", "removed"):
         side = "b" if change.kind == "added" else "a"
         return f"only in {side}" + (f", {change.detail}" if change.detail else "")
@@ -123,7 +129,8 @@ def _what(change: Change) -> str:
     )
 
 
-def _places(change: Change) -> list[str]:
+def places(change: Change) -> list[str]:
+    """The source line and name scope on each side, once where they agree."""
     found = []
     for where in (change.where_a, change.where_b):
         text = source(where)
@@ -134,14 +141,16 @@ def _places(change: Change) -> list[str]:
     return found
 
 
-def _alike(group: Group) -> str:
+def alike(group: Group) -> str:
+    """How often a group's change occurs, and in how many functions or kernels."""
     sections = len(group.sections)
     count = len(group.changes)
     if sections == 1:
         return f"{count} times alike"
     kind = group.first.section_kind
-    times = f"{count} times alike " if count != sections else ""
-    return f"{times}in {sections} {kind}s alike"
+    if count == sections:
+        return f"in {sections} {kind}s alike"
+    return f"{count} times in {sections} {kind}s, all alike"
 
 
 def indented(out: Console, text: str | Text, by: int = 2) -> None:

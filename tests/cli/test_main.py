@@ -1,6 +1,5 @@
 """The command line: exit codes, one line for bad input, no jax before it is needed."""
 
-import json
 import os
 import re
 import shutil
@@ -90,13 +89,30 @@ def test_every_line_fits_the_terminal(capfd):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_two_cases_and_a_level(capfd):
+def test_two_cases_and_a_level(capfd, parsed):
     out, _ = said(
         capfd, "diff", "cases.py:base", "cases.py:constant", "--level", "inlined", "--json", code=1
     )
-    found = json.loads(out)
+    found = parsed("diff", out)
     assert (found["verdict"], found["level"], found["change_count"]) == ("DIFFERENT", "inlined", 1)
     assert found["groups"][0]["detail"] == "value"
+
+
+def test_the_report_as_a_page(capfd):
+    arguments = ["diff", "base.program", "cases.py:swapped", "--html", "report.html"]
+    out, err = said(capfd, *arguments, code=1)
+    assert (out.splitlines()[-1], err) == ("DIFFERENT at level exact: 1 difference", "")
+    page = Path("report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "stablehlo.subtract" in page
+    assert "base.program → cases.py:swapped" in page
+    _, err = said(capfd, *arguments[:-1], "nowhere/report.html", code=2)
+    assert err == "relower: --html nowhere/report.html: its folder doesn't exist\n"
+    Path("taken").mkdir(exist_ok=True)
+    same = ["diff", "base.program", "base.program", "--html", "taken"]
+    out, err = said(capfd, *same, code=2)  # Without its report, it isn't success.
+    assert "IDENTICAL" in out
+    assert err.startswith("relower: --html taken: can't be written")
 
 
 def test_other_environments_are_unknown_until_allowed(capfd):
@@ -120,9 +136,9 @@ def test_lower_shows_what_a_program_holds(capfd):
     assert Path("again.program").read_bytes() == Path("base.program").read_bytes()
 
 
-def test_a_plain_function_with_its_arguments(capfd):
+def test_a_plain_function_with_its_arguments(capfd, parsed):
     out, _ = said(capfd, "lower", "cases.py:plain", "--arg", "bf16[8,128]", "--json", code=0)
-    assert json.loads(out)["ops"]["stablehlo.sine"] == 1
+    assert parsed("program", out)["ops"]["stablehlo.sine"] == 1
 
 
 BAD = [
@@ -176,20 +192,20 @@ def test_what_argparse_refuses():
         assert caught.value.code == 2
 
 
-def test_passes(capfd):
+def test_passes(capfd, parsed):
     out, err = said(capfd, "passes", code=0)
     assert "argsort_packed_key  bitwise" in out
     assert "applies where" in out
     assert err == ""
     out, _ = said(capfd, "passes", "nonnegative_index", "--json", code=0)
-    (entry,) = json.loads(out)
+    (entry,) = parsed("passes", out)["passes"]
     assert entry["name"] == "nonnegative_index"
     assert "def before" in entry["before"]
     _, err = said(capfd, "passes", "nonnegative", code=2)
     assert "no pass called 'nonnegative'; there are argsort_packed_key" in err
 
 
-def test_explain(capfd):
+def test_explain(capfd, parsed):
     line = next(i for i, t in enumerate(CASES.read_text().split("\n"), 1) if "# an argsort" in t)
     arguments = ["cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
     out, err = said(capfd, "explain", *arguments, code=0)
@@ -201,7 +217,7 @@ def test_explain(capfd):
     assert "1 applied, 2 declined" in out.splitlines()[-1]
     assert err == ""
     out, _ = said(capfd, "explain", *arguments, "--json", code=0)
-    assert json.loads(out)["applied"] == 1
+    assert parsed("report", out)["applied"] == 1
 
 
 def test_passes_change_a_program(capfd):
@@ -231,7 +247,7 @@ def lined():
 """
 
 
-def test_probe(capfd):
+def test_probe(capfd, parsed):
     Path("probed.py").write_text(PROBE)
     left_out = ["--without", "hash-seed", "--without", "history", "--without", "cwd"]
     arguments = ["probe", "probed.py:lined", "--level", "exact", *left_out, "-j", "2"]
@@ -246,7 +262,7 @@ def test_probe(capfd):
     assert closing == "UNSTABLE: 3 lowerings; not shown to be one program at exact"
     assert [p.name for p in Path().glob("*probed*.py")] == ["probed.py"]
     out, _ = said(capfd, *arguments, "--without", "offset", "--json", code=0)
-    found = json.loads(out)
+    found = parsed("probe", out)
     assert (found["state"], found["levels"]["exact"]["stable"]) == ("stable", True)
     assert [entry["variation"] for entry in found["lowerings"]] == ["again"]
 
@@ -266,7 +282,7 @@ differs-from = "base"
 """
 
 
-def test_gate(capfd):
+def test_gate(capfd, parsed):
     Path("relower.toml").write_text(GATE)
     out, _ = said(capfd, "gate", code=0)
     assert out.splitlines() == [
@@ -279,7 +295,9 @@ def test_gate(capfd):
     assert "the control shows nothing" in out
     assert out.splitlines()[-1] == "1 of 1 identical, 0 of 1 controls differ"
     out, _ = said(capfd, "gate", "bad.toml", "--json", code=1)
-    assert json.loads(out)["exit_code"] == 1
+    found = parsed("gate", out)
+    assert found["exit_code"] == 1
+    assert [cell["status"] for cell in found["cells"]] == ["holds", "broken"]
 
 
 def test_gate_reports(capfd, monkeypatch):
