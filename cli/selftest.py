@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -50,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
             progress=note,
         )
     if options.json:
-        print_json(to_json(score))
+        print_json("selftest", to_json(score))
     else:
         report(console(), score)
     if page is not None:
@@ -80,7 +81,7 @@ def _kept(options: argparse.Namespace, path: Path, text: str, score: Score) -> i
     return 0
 
 
-def to_json(score: Score) -> dict[str, object]:
+def to_json(score: Score) -> dict[str, Any]:
     """Plain JSON values."""
     return {
         "holds": score.holds,
