@@ -20,31 +20,25 @@ explains where; if it finds nothing, the difference says so and stays.
 from __future__ import annotations
 
 import difflib
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Literal
 
+from . import origin
 from .align import Aligner, Budget
-from .artifact_index import form_digest
 from .attribute_diff import shortened
 from .change import Change, Collector, Difference, Verdict
 from .contexts import Contexts
 from .errors import InputError
 from .optext import Op
-from .program import FOREIGN, LEVELS, Form, Level, Program, Section, Unknown
+from .program import LEVELS, Level, Program, Section, Unknown
 from .sections import KERNEL, Sections
 from .tree_diff import SectionDiff, Side
 
 MAX_CHANGES = 10_000
 """Changes that are kept; more are counted and reported as a note."""
-_CALLING = re.compile(r"^module call\..*\n", re.MULTILINE)
-_CUSTOM_CALL = re.compile(r'"stablehlo\.custom_call"\([^\n]*')
-_TARGET = re.compile(r'call_target_name = "([^"]*)"')
-# A configuration that isn't empty and, unlike a kernel's, isn't read as JSON.
-_OPAQUE = re.compile(r'backend_config = (?!""|json )')
 MAX_LINES = 2_000_000
 """Lines of text that the tree comparison reads; sections beyond are reported as a whole."""
 
@@ -62,7 +56,7 @@ def diff(a: Program, b: Program, level: Level = "exact", allow: Sequence[str] = 
         InputError: ``level`` is none of the three, or ``allow`` names a field that no stamp has.
     """
     _checked(a, b, level, allow)
-    a, b, uncalled = _alike_called(a, b)
+    a, b, uncalled = origin.alike_called(a, b)
     missing = [f"{x} has no form at level {level}" for x, p in _sides(a, b) if level not in p.forms]
     if missing:
         return Difference(Verdict.UNKNOWN, level, ("", ""), tuple(missing))
@@ -79,7 +73,7 @@ def diff(a: Program, b: Program, level: Level = "exact", allow: Sequence[str] = 
     )
     if refused:
         return replace(base, reasons=tuple(refused))
-    base = replace(base, notes=uncalled + _foreign(a, b, level))
+    base = replace(base, notes=uncalled + origin.opaque_calls(a, b, level))
     sections = (Sections(a, a.forms[level]), Sections(b, b.forms[level]))
     absent = _absent_kernels(sections)
     if absent:
@@ -108,33 +102,10 @@ def _checked(a: Program, b: Program, level: str, allow: Sequence[str]) -> None:
             raise InputError(f"allow {name!r}: the stamps have no such field; {hint}")
 
 
-def _is_file(program: Program) -> bool:
-    return program.stamp.fields.get("origin") == FOREIGN
-
-
-def _alike_called(a: Program, b: Program) -> tuple[Program, Program, tuple[str, ...]]:
-    """Both without what a file of MLIR can't say, if one of them is such a file."""
-    if _is_file(a) == _is_file(b):
-        return a, b, ()
-    note = f"how it is called isn't stated in {'a' if _is_file(a) else 'b'} and wasn't compared"
-    return _uncalled(a), _uncalled(b), (note,)
-
-
-def _uncalled(program: Program) -> Program:
-    forms: dict[Level, Form] = {}
-    for level, form in program.forms.items():
-        sections = tuple(
-            replace(s, text=_CALLING.sub("", s.text), locations=()) if s.kind == "module" else s
-            for s in form.sections
-        )
-        forms[level] = Form(level, sections, form_digest(sections))
-    return replace(program, forms=forms)
-
-
 def _mismatches(a: Program, b: Program) -> dict[str, str]:
-    if _is_file(a) != _is_file(b):
-        which = "a" if _is_file(a) else "b"
-        return {"origin": f"stamp: {which} is {FOREIGN}, which states no environment"}
+    unstated = origin.unstated(a, b)
+    if unstated:
+        return {"origin": unstated}
     left, right = a.stamp.fields, b.stamp.fields
     return {
         name: f"stamp: {name} is {left.get(name, 'absent')} in a and "
@@ -150,22 +121,6 @@ def _absent_kernels(sections: tuple[Sections, Sections]) -> list[str]:
         for side, s in zip("ab", sections, strict=True)
         for name in sorted(s.kernel_names() - set(s.program.kernels))
     ]
-
-
-def _foreign(a: Program, b: Program, level: Level) -> tuple[str, ...]:
-    """Says which custom calls have a configuration that was compared without being understood."""
-    found: dict[str, None] = {}
-    for program in (a, b):
-        calls = program.ops.get("stablehlo.custom_call", 0)
-        if calls > sum(program.kernel_calls.values()):
-            for section in program.forms[level].sections:
-                for call in _CUSTOM_CALL.findall(section.text):
-                    if _OPAQUE.search(call):
-                        found.update(dict.fromkeys(_TARGET.findall(call)))
-    if not found:
-        return ()
-    names = ", ".join(sorted(found))
-    return (f"the configuration of these custom calls was compared byte by byte: {names}",)
 
 
 def _same_text(a: Sections, b: Sections) -> bool:
