@@ -12,6 +12,8 @@ import jax.extend.core.primitives as public
 
 _PRIVATE = {
     "all_gather_invariant_p": "jax._src.lax.parallel",
+    "approx_top_k_p": "jax._src.lax.ann",
+    "call_hi_primitive_p": "jax._src.hijax",
     "layout_constraint_p": "jax._src.pjit",
     "optimization_barrier_p": "jax._src.lax.lax",
     "pvary_p": "jax._src.core",

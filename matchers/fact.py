@@ -2,11 +2,13 @@
 
 A `Fact` is a claim that no execution can leave. Where an operation may wrap around, be out of
 bounds or be undefined, nothing is claimed. Facts hold for integers and bools; of floating point
-values only constants are known.
+values constants are known, and the range of those that are exact integers, such as ids that went
+through a matmul with a one-hot matrix and come back.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +49,11 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is known of a value. `UNKNOWN` knows nothing."""
+    """What is known of a value. `UNKNOWN` knows nothing.
+
+    Of floating point values ``lo`` and ``hi`` are either both known or neither; where they are,
+    every element is a finite integer within them.
+    """
 
     lo: int | None = None
     """Inclusive lower bound; None where only the dtype bounds a signed integer."""
@@ -61,6 +67,10 @@ class Fact:
     def is_zero(self) -> bool:
         """Every element is zero, of either sign."""
         return self.constant is not None and self.constant.value == 0
+
+    def integers(self) -> tuple[int, int] | None:
+        """The range of floating point values that are all integers; None if that isn't known."""
+        return None if self.lo is None or self.hi is None else (self.lo, self.hi)
 
     def within(self, lo: int, hi: int) -> bool:
         """Every element is known to lie in ``[lo, hi]``."""
@@ -212,9 +222,39 @@ def _affine_permutation(affine: Affine, shape: Sequence[int]) -> int | None:
     return axis if abs(stride) == 1 and affine.offset == start else None
 
 
+_LARGEST = 2**53
+
+
 def floating(value: float) -> Fact:
     """The fact about a floating point array that holds ``value`` everywhere."""
-    return UNKNOWN if value != value else Fact(constant=Constant.of(float(value)))
+    if value != value:
+        return UNKNOWN
+    if abs(value) <= _LARGEST and value == int(value):
+        return Fact(int(value), int(value), constant=Constant.of(float(value)))
+    return Fact(constant=Constant.of(float(value)))
+
+
+@functools.cache
+def exact_integers(dtype: Any) -> int | None:
+    """``n`` where the floating point ``dtype`` holds each integer of ``[-n, n]`` exactly.
+
+    None for the types of 8 bits and fewer, and for any that isn't floating point.
+    """
+    wide = (jnp.float64, jnp.float32, jnp.float16, jnp.bfloat16)
+    if not any(dtype == np.dtype(d) for d in wide):
+        return None
+    info: Any = jnp.finfo(dtype)
+    return 1 << (int(info.nmant) + 1)
+
+
+def whole(aval: Aval, lo: int, hi: int) -> Fact:
+    """The fact about a floating point array of integers in ``[lo, hi]``, if each is exact in it."""
+    most = exact_integers(aval.dtype) if _is_float(aval.dtype) else None
+    return UNKNOWN if most is None or lo > hi or lo < -most or hi > most else Fact(lo, hi)
+
+
+def _is_float(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
 def of_scalar(value: Any, aval: Aval) -> Fact:
@@ -230,14 +270,21 @@ def of_array(value: np.ndarray[Any, Any], aval: Aval) -> Fact:
     if value.size == 0 or value.shape != aval.shape:
         return default(aval.dtype)
     if limit is None:
-        if value.size != 1 or not jnp.issubdtype(aval.dtype, jnp.floating):
+        if not _is_float(aval.dtype):
             return UNKNOWN
-        return floating(float(value.reshape(())))
+        return floating(float(value.reshape(()))) if value.size == 1 else _whole_array(value, aval)
     lo, hi = int(value.min()), int(value.max())
     if max(abs(lo), abs(hi)) >= 2**31:  # the checks below must not overflow
         return integer(aval, lo, hi)
     wide = value.astype(np.int64)
     return integer(aval, lo, hi, _affine_of_array(wide), _permutation_of_array(wide, lo, hi))
+
+
+def _whole_array(value: np.ndarray[Any, Any], aval: Aval) -> Fact:
+    exact = value.astype(np.float64)
+    if not np.isfinite(exact).all() or (exact != np.floor(exact)).any():
+        return UNKNOWN
+    return whole(aval, int(exact.min()), int(exact.max()))
 
 
 def _affine_of_array(wide: np.ndarray[Any, Any]) -> Affine | None:

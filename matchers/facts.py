@@ -7,23 +7,28 @@ Loops are taken to a fixed point (see `loops`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..compat import jaxprs
 from ..compat.assume_range import assume_range_p
-from ..compat.bodies import BodyKey, Carried, Role, carried
+from ..compat.bodies import BodyKey, Carried, Entered, Flow, Role, carried
 from ..compat.primitives import host_array, primitive
 from . import loops
-from .fact import UNKNOWN, Fact, default_of, join, limits, of_array, of_scalar
+from .fact import UNKNOWN, Fact, default_of, join, limits, meet, of_array, of_scalar
 from .flow import inflow, outflow
+from .guards import TELLS_NOTHING, Guard, Guards, Region, both, translated
 from .relations import floor_divided
-from .transfer import contradicts, is_static, rules
+from .subjects import Subject
+from .transfer import contradicts, is_positionwise, is_static, rules
 
 _MOST_ELEMENTS = 1 << 16
 """Larger constant arrays aren't looked at."""
 
+
+_MOST_EVALUATED = 24
+"""Equations of a body that is worth another analysis for the sake of one select."""
 
 MOST_CONTEXTS = 64
 """Sets of facts about its inputs in which one body is analysed; beyond, without them."""
@@ -32,11 +37,16 @@ MOST_CONTEXTS = 64
 class BodyFacts:
     """The facts about the variables of one body, given those about its inputs."""
 
-    __slots__ = ("_children", "_facts", "body", "inputs", "outputs")
+    __slots__ = ("_children", "_facts", "body", "given", "guards", "inputs", "outputs")
 
-    def __init__(self, body: jaxprs.Body, inputs: tuple[Fact, ...]) -> None:
+    def __init__(
+        self, body: jaxprs.Body, inputs: tuple[Fact, ...], given: Mapping[Any, Guard]
+    ) -> None:
         self.body = body
         self.inputs = inputs
+        self.given = given
+        """What masks among the inputs tell of other inputs."""
+        self.guards: Guards
         self.outputs: tuple[Fact, ...] = ()
         self._facts: dict[Any, Fact] = {}
         self._children: dict[int, dict[BodyKey, BodyFacts]] = {}
@@ -68,13 +78,14 @@ class Analysis:
     """All facts of one program. Holds on to the bodies that it has seen."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, tuple[Fact, ...]], BodyFacts] = {}
+        self._seen: dict[tuple[Any, ...], BodyFacts] = {}
         self._contradictions: dict[int, Contradiction] = {}
         self._contexts: dict[int, int] = {}
         self.generalised: set[int] = set()
         """Bodies met with more sets of facts than `MOST_CONTEXTS`; later calls got none."""
         self._constants: dict[int, tuple[Any, Fact]] = {}
         self._origins: dict[int, tuple[jaxprs.Body, list[BodyFacts]]] = {}
+        self._positionwise: dict[int, tuple[jaxprs.Body, bool]] = {}
 
     def rewritten(self, body: jaxprs.Body, origin: BodyFacts) -> None:
         """Say that ``body`` was made from the body of ``origin`` by a rewrite.
@@ -84,10 +95,13 @@ class Analysis:
         """
         self._origins.setdefault(id(body), (body, []))[1].append(origin)
 
-    def _origin(self, body: jaxprs.Body, inputs: Sequence[Fact]) -> BodyFacts | None:
+    def _origin(self, found: BodyFacts) -> BodyFacts | None:
         """The facts of the body that this one was made from, where its inputs have the same."""
+        body, inputs = found.body, found.inputs
         for origin in self._origins.get(id(body), (body, []))[1]:
-            if all(origin.fact(v) == f for v, f in zip(jaxprs.invars(body), inputs)):
+            if origin.given == found.given and all(
+                origin.fact(v) == f for v, f in zip(jaxprs.invars(body), inputs)
+            ):
                 return origin
         return None
 
@@ -96,12 +110,18 @@ class Analysis:
         """Assumed ranges that were found to be wrong, or to stand in code that never runs."""
         return tuple(self._contradictions.values())
 
-    def enter(self, body: jaxprs.Body, in_facts: Sequence[Fact] | None = None) -> BodyFacts:
+    def enter(
+        self,
+        body: jaxprs.Body,
+        in_facts: Sequence[Fact] | None = None,
+        given: Mapping[Any, Guard] | None = None,
+    ) -> BodyFacts:
         """The facts inside ``body``, given facts about its inputs; None knows nothing of them.
 
         Args:
             body: A ``ClosedJaxpr`` or ``Jaxpr``, as found in an equation's params.
             in_facts: One for each of the body's ``invars``.
+            given: For masks among the ``invars``, what they tell of other ``invars``.
         """
         invars = jaxprs.invars(body)
         if in_facts is None:
@@ -109,20 +129,34 @@ class Analysis:
         if len(in_facts) != len(invars):
             raise ValueError(f"found {len(in_facts)} facts, wanted one for each of {len(invars)}")
         inputs = tuple(default_of(v.aval) if f is UNKNOWN else f for f, v in zip(in_facts, invars))
-        if (
-            self._contexts.get(id(body), 0) >= MOST_CONTEXTS
-            and (id(body), inputs) not in self._seen
-        ):
+        given = given or {}
+        key = id(body), inputs, _key(given)
+        if self._contexts.get(id(body), 0) >= MOST_CONTEXTS and key not in self._seen:
             # One more set of facts for a body that has many: what holds of any input still holds.
             self.generalised.add(id(body))
-            inputs = tuple(default_of(v.aval) for v in invars)
-        key = id(body), inputs
+            inputs, given = tuple(default_of(v.aval) for v in invars), {}
+            key = id(body), inputs, _key(given)
         found = self._seen.get(key)
         if found is None:
-            found = self._seen[key] = BodyFacts(body, inputs)
+            found = self._seen[key] = BodyFacts(body, inputs, given)
             self._contexts[id(body)] = self._contexts.get(id(body), 0) + 1
-            _BodyAnalysis(self, found).run(self._origin(body, inputs))
+            _BodyAnalysis(self, found).run(self._origin(found))
         return found
+
+    def positionwise(self, body: jaxprs.Body) -> bool:
+        """Whether each element of a body's results is made of those at its own place alone."""
+        known = self._positionwise.get(id(body))
+        if known is None:
+            eqns = jaxprs.opened(body).eqns
+            call = primitive("jit_p")
+            found = len(eqns) <= _MOST_EVALUATED and all(
+                self.positionwise(eqn.params["jaxpr"])
+                if eqn.primitive is call
+                else is_positionwise(eqn)
+                for eqn in eqns
+            )
+            known = self._positionwise[id(body)] = (body, found)
+        return known[1]
 
     def _constant(self, value: Any, aval: Any) -> Fact:
         known = self._constants.get(id(value))
@@ -138,6 +172,13 @@ class Analysis:
         self._contradictions.setdefault(id(eqn), Contradiction(eqn, known))
 
 
+def _key(given: Mapping[Any, Guard]) -> frozenset[Any]:
+    def plain(region: Region) -> frozenset[Any] | None:
+        return None if region is None else frozenset(region.items())
+
+    return frozenset((v, plain(g.false), plain(g.true)) for v, g in given.items())
+
+
 class _BodyAnalysis:
     """One pass over a body's equations."""
 
@@ -145,7 +186,10 @@ class _BodyAnalysis:
         self.analysis = analysis
         self.result = result
         self.jaxpr = jaxprs.opened(result.body)
-        self._producers: dict[Any, Any] | None = None
+        self._producers: dict[Any, tuple[int, Any]] | None = None
+        self.guards = result.guards = Guards(
+            result.fact, self._producer, result.given, self._guard_of_call, self._evaluated
+        )
 
     def run(self, origin: BodyFacts | None = None) -> None:
         """Fill in the facts, taking over those of the body that this one was made from."""
@@ -160,7 +204,7 @@ class _BodyAnalysis:
                 facts[var] = self.analysis._constant(value, var.aval)
         facts.update(zip(jaxpr.invars, self.result.inputs))
         table = rules()
-        select_p, call_p = primitive("select_n_p"), primitive("jit_p")
+        related = {primitive(name) for name in ("select_n_p", "jit_p", "mul_p")}
         for index, eqn in enumerate(jaxpr.eqns):
             before = known.get(id(eqn))
             if origin is not None and before is not None:
@@ -172,7 +216,7 @@ class _BodyAnalysis:
                 self._apply(eqn, *rule)
             else:
                 self._descend(index, eqn)
-            if eqn.primitive is select_p or eqn.primitive is call_p:
+            if eqn.primitive in related:
                 self._relate(eqn)
             if origin is not None:
                 # The rewrite kept the value, and perhaps hid how it came about.
@@ -183,9 +227,8 @@ class _BodyAnalysis:
         fact_of = self.result.fact
         operands = [fact_of(v) for v in eqn.invars]
         if is_source:
-            if limits(getattr(eqn.outvars[-1].aval, "dtype", None)) is None and not any(
-                f is not UNKNOWN for f in operands
-            ):
+            counts = limits(getattr(eqn.outvars[-1].aval, "dtype", None)) is not None
+            if operands and not counts and all(f is UNKNOWN for f in operands):
                 return
         elif all(f is UNKNOWN for f in operands):
             return
@@ -202,16 +245,112 @@ class _BodyAnalysis:
     def _relate(self, eqn: jaxprs.Eqn) -> None:
         """Improves on the rules where several equations together tell more."""
         limit = limits(getattr(eqn.outvars[0].aval, "dtype", None)) if eqn.outvars else None
-        if limit is None or limit[0] == 0 or not is_static(eqn):
+        if limit is None or limit == (0, 1) or not is_static(eqn):
             return
-        better = floor_divided(eqn, self._producer, self.result.fact)
+        result = eqn.outvars[0]
+        if eqn.primitive is primitive("mul_p"):
+            better = self.guards.masked(eqn)
+        else:
+            better = None
+            if limit[0] < 0:
+                better = floor_divided(eqn, self._producer, self.result.fact)
+            if better is None and eqn.primitive is primitive("select_n_p"):
+                better = self.guards.chosen(eqn)
         if better is not None:
-            self.result._facts[eqn.outvars[0]] = better
+            known = self.result.fact(result)
+            found = meet(known, result.aval, *better.range(result.aval.dtype))
+            self.result._facts[result] = known if found is None else found
 
     def _producer(self, var: jaxprs.Var) -> Any:
+        found = self._definition(var)
+        return None if found is None else found[1]
+
+    def _definition(self, var: jaxprs.Var) -> tuple[int, Any] | None:
         if self._producers is None:
-            self._producers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
+            self._producers = {v: (i, e) for i, e in enumerate(self.jaxpr.eqns) for v in e.outvars}
         return self._producers.get(var)
+
+    def _guard_of_call(self, eqn: jaxprs.Eqn, mask: jaxprs.Var) -> Guard | None:
+        """What a mask that a call returns tells of the call's operands."""
+        definition = self._definition(mask)
+        assert definition is not None
+        children = self.result.children(definition[0])
+        if len(children) != 1:
+            return None
+        (entered,) = carried(eqn).entered
+        if entered.role is not Role.CALL:
+            return None
+        child = children[entered.key]
+        wanted = eqn.outvars.index(mask)
+        for port, var in zip(entered.outputs, jaxprs.opened(entered.body).outvars):
+            if port.outer == wanted and port.flow is Flow.SAME:
+                pairs = self._shared(eqn, entered)
+                return translated(child.guards.of(var), {inner: outer for outer, inner in pairs})
+        return None
+
+    def _shared(self, eqn: jaxprs.Eqn, entered: Entered) -> list[tuple[Subject, Subject]]:
+        """The subjects of operands and of the inputs that they become."""
+        pairs: list[tuple[Subject, Subject]] = []
+        for port, var in zip(entered.inputs, jaxprs.invars(entered.body)):
+            if port.outer is not None and port.flow is Flow.SAME:
+                outer = self.guards.subjects.of(eqn.invars[port.outer])
+                if outer is not None:
+                    pairs.append((outer, (var, ())))
+        return pairs
+
+    def _given(self, eqn: jaxprs.Eqn, entered: Entered) -> dict[Any, Guard]:
+        """What the masks among a call's operands tell of its other operands."""
+        given: dict[Any, Guard] = {}
+        names: dict[Subject, Subject] | None = None
+        for port, var in zip(entered.inputs, jaxprs.invars(entered.body)):
+            dtype = getattr(var.aval, "dtype", None)
+            if port.outer is None or port.flow is not Flow.SAME or limits(dtype) != (0, 1):
+                continue
+            guard = self.guards.of(eqn.invars[port.outer])
+            if guard:
+                names = dict(self._shared(eqn, entered)) if names is None else names
+                inside = translated(guard, names) or TELLS_NOTHING
+                made = self._of_inputs(eqn, entered, guard, var.aval.shape)
+                inside = Guard(both(inside.false, made.false), both(inside.true, made.true))
+                inside = inside.without((var, ()))
+                if inside:
+                    given[var] = inside
+        return given
+
+    def _of_inputs(
+        self, eqn: jaxprs.Eqn, entered: Entered, guard: Guard, shape: Sequence[int]
+    ) -> Guard:
+        """What a mask tells of operands that are made of what it is about."""
+        false: Region = {}
+        true: Region = {}
+        for port, var in zip(entered.inputs, jaxprs.invars(entered.body)):
+            if port.outer is None or port.flow is not Flow.SAME:
+                continue
+            dtype = getattr(var.aval, "dtype", None)
+            if limits(dtype) in (None, (0, 1)) or var.aval.shape != shape:
+                continue
+            atom, subject = eqn.invars[port.outer], (var, ())
+            false = both(false, self._told(atom, subject, guard.false))
+            true = both(true, self._told(atom, subject, guard.true))
+        return Guard(false, true)
+
+    def _told(self, atom: jaxprs.Atom, subject: Subject, region: Region) -> Region:
+        fact = self.guards.narrowed(atom, region)
+        if fact is None:
+            return None
+        bounds = fact.range(atom.aval.dtype)
+        return {} if bounds == self.result.fact(atom).range(atom.aval.dtype) else {subject: bounds}
+
+    def _evaluated(self, eqn: jaxprs.Eqn, operands: Sequence[Fact]) -> Fact | None:
+        """What a call gives at the places where its operands are known to be so."""
+        if len(eqn.outvars) != 1 or eqn.primitive is not primitive("jit_p"):
+            return None
+        bodies = carried(eqn).entered
+        if len(bodies) != 1 or not self.analysis.positionwise(bodies[0].body):
+            return None
+        given = self._given(eqn, bodies[0])
+        child = self.analysis.enter(bodies[0].body, inflow(eqn, bodies[0], operands), given)
+        return child.outputs[0]
 
     def _descend(self, index: int, eqn: jaxprs.Eqn) -> None:
         bodies = carried(eqn)
@@ -234,12 +373,40 @@ class _BodyAnalysis:
         children: dict[BodyKey, BodyFacts] = {}
         outputs: list[Fact | None] = [None] * len(eqn.outvars)
         for entered in bodies.entered:
-            child = self.analysis.enter(entered.body, inflow(eqn, entered, operands))
+            narrowed = operands
+            if entered.role is Role.BRANCH:
+                narrowed = self._in_branch(eqn, entered, len(bodies.entered), operands)
+            child = self.analysis.enter(
+                entered.body, inflow(eqn, entered, narrowed), self._given(eqn, entered)
+            )
             children[entered.key] = child
             for index, fact in outflow(eqn, entered, child.outputs):
                 before = outputs[index]
                 outputs[index] = fact if before is None else join(before, fact)
         return children, outputs
+
+    def _in_branch(
+        self, eqn: jaxprs.Eqn, entered: Entered, count: int, operands: Sequence[Fact]
+    ) -> Sequence[Fact]:
+        """What is known of scalars where a branch is taken, from what it is chosen by."""
+        chosen, index = entered.key[1], eqn.invars[0]
+        limit = limits(index.aval.dtype)
+        if chosen is None or limit is None:
+            return operands
+        lo = limit[0] if chosen == 0 else chosen
+        hi = limit[1] if chosen == count - 1 else chosen
+        region = self.guards.where(index, lo, hi)
+        if not region:  # nothing is known, or the branch is never taken: any facts will do
+            return operands
+        result = list(operands)
+        for i, atom in enumerate(eqn.invars):
+            if getattr(atom.aval, "shape", None) != () or limits(atom.aval.dtype) is None:
+                continue
+            better = self.guards.narrowed(atom, region)
+            if better is not None:
+                found = meet(operands[i], atom.aval, *better.range(atom.aval.dtype))
+                result[i] = operands[i] if found is None else found
+        return result
 
 
 def _of_literal(atom: jaxprs.Literal) -> Fact:

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import networkx as nx
-
 from ..compat import bodies as compat_bodies
 from ..compat import jaxprs, source
 from ..compat.bodies import BodyKey, Entered, Flow, Role
@@ -311,63 +309,3 @@ class Dataflow:
             scope.callers.clear()
             scope.children.clear()
             scope._views.clear()
-
-    def networkx(self) -> nx.DiGraph:
-        """The live equations of every scope as a graph.
-
-        Nodes are ``(id(scope), index)`` with attributes ``scope`` and ``eqn``. Edges go from the
-        equation that binds a variable to those that read it in the same body (``via="value"``) and
-        in the bodies that it is passed to (``via="enter"``), and from the makers of a body's
-        outputs to the equation that carries the body (``via="call"``).
-        """
-        graph = nx.DiGraph()
-        for scope in self.scopes:
-            for index in scope.live:
-                graph.add_node((id(scope), index), scope=scope, eqn=scope.eqns[index])
-        for scope in self.scopes:
-            for index in scope.live:
-                node = (id(scope), index)
-                for atom in scope.eqns[index].invars:
-                    found = None if jaxprs.is_literal(atom) else scope.definition(atom)
-                    if found is not None:
-                        graph.add_edge((id(scope), found[0]), node, via="value")
-                for key, child in scope.children.get(index, {}).items():
-                    self._add_entries(graph, scope, index, key, child)
-                    for var in jaxprs.opened(child.body).outvars:
-                        found = None if jaxprs.is_literal(var) else child.definition(var)
-                        if found is not None and (id(child), found[0]) in graph:
-                            graph.add_edge((id(child), found[0]), node, via="call")
-        return graph
-
-    def _add_entries(
-        self, graph: nx.DiGraph, scope: Scope, index: int, key: BodyKey, child: Scope
-    ) -> None:
-        ports = scope._entered[index, key].inputs
-        for var, port in zip(jaxprs.invars(child.body), ports, strict=True):
-            if port.outer is None:
-                continue
-            atom = scope.eqns[index].invars[port.outer]
-            found = None if jaxprs.is_literal(atom) else scope.definition(atom)
-            if found is None:
-                continue
-            for reader in child.readers(var):
-                if reader != OUTPUT:
-                    graph.add_edge((id(scope), found[0]), (id(child), reader), via="enter")
-
-
-def depends_on(scope: Scope, atoms: Sequence[Atom], indices: frozenset[int]) -> bool:
-    """Whether any atom is computed, within the body, from a result of the given equations."""
-    stack = [a for a in atoms if not jaxprs.is_literal(a)]
-    seen: set[Var] = set()
-    while stack:
-        var = stack.pop()
-        if var in seen:
-            continue
-        seen.add(var)
-        found = scope.definition(var)
-        if found is None:
-            continue
-        if found[0] in indices:
-            return True
-        stack.extend(a for a in scope.eqns[found[0]].invars if not jaxprs.is_literal(a))
-    return False

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..compat import jaxprs
 from ..compat.bodies import BodyKey, Carried, Entered, Flow, Role
 from ..compat.primitives import primitive
+from .bisection import find_bisections
 from .fact import UNKNOWN, Affine, Fact, default_of, integer, join, limits, meet
 from .flow import inflow, outflow
 
@@ -23,6 +24,8 @@ Enter = Callable[[Any, Sequence[Fact]], "BodyFacts"]
 
 _PATIENCE = 2
 """Rounds before growing bounds are given up."""
+_STEPPED = 5
+"""Rounds before growing bounds no longer stop at numbers that the body compares with."""
 _ROUNDS = 8
 """Rounds before everything about the carried values is given up."""
 
@@ -66,8 +69,10 @@ class _Loop:
             if grown == carry:
                 break
             if round_ >= _PATIENCE:
+                stops = compared_with(self.entered.body) if round_ < _STEPPED else ()
                 grown = [
-                    _widened(old, new, v.aval) for old, new, v in zip(carry, grown, self.invars)
+                    _widened(old, new, v.aval, stops)
+                    for old, new, v in zip(carry, grown, self.invars)
                 ]
                 widened = True
             carry = grown
@@ -121,15 +126,23 @@ class _Loop:
         return outputs
 
     def _find_counters(self) -> dict[int, tuple[Fact, Fact]]:
-        """Carried values of a scan that gain a fixed step: facts inside it, and after it."""
-        if type(self.length) is not int:
-            return {}
-        found = {}
+        """Carried values whose course is known: facts inside the loop, and after it.
+
+        Those of a scan that gain a fixed step, and the bounds of a binary search.
+        """
         outvars = [
             v
             for p, v in zip(self.entered.outputs, jaxprs.opened(self.entered.body).outvars)
             if p.flow is Flow.CARRY
         ]
+        found = {
+            position: (fact, fact)
+            for position, fact in find_bisections(
+                self.entered.body, self.invars, outvars, self.initial
+            ).items()
+        }
+        if type(self.length) is not int:
+            return found
         for position, (var, out, first) in enumerate(zip(self.invars, outvars, self.initial)):
             if limits(getattr(var.aval, "dtype", None)) is None or var.aval.shape != ():
                 continue
@@ -145,18 +158,41 @@ def _carried_places(entered: Entered) -> list[int]:
     return [i for i, port in enumerate(entered.inputs) if port.flow is Flow.CARRY]
 
 
-def _widened(old: Fact, new: Fact, aval: Any) -> Fact:
+def compared_with(body: Any, depth: int = 3) -> tuple[int, ...]:
+    """Integers that a body, or a call in it, compares with: where growth may well end."""
+    compares = {primitive(f"{n}_p") for n in ("lt", "le", "gt", "ge", "eq", "ne", "min", "max")}
+    call = primitive("jit_p")
+    found: set[int] = set()
+    for eqn in jaxprs.opened(body).eqns:
+        if eqn.primitive in compares or eqn.primitive is call:
+            for atom in eqn.invars:
+                if jaxprs.is_literal(atom) and atom.aval.shape == () and limits(atom.aval.dtype):
+                    found.update((int(atom.val) - 1, int(atom.val), int(atom.val) + 1))
+        if eqn.primitive is call and depth:
+            found.update(compared_with(eqn.params["jaxpr"], depth - 1))
+    return tuple(sorted(found))
+
+
+def _widened(old: Fact, new: Fact, aval: Any, stops: Sequence[int]) -> Fact:
     """``new`` without the bounds that grew, unless to one at which growth often ends."""
     if old == new:
         return new
     dtype = default_of(aval)
+    limit = limits(getattr(aval, "dtype", None))
+    lo, hi = dtype.lo, dtype.hi
+    if limit is not None and new.lo is not None:
+        lo = max((n for n in stops if limit[0] < n <= new.lo), default=lo)
+    if limit is not None and new.hi is not None:
+        hi = min((n for n in stops if new.hi <= n < limit[1]), default=hi)
     widened = Fact(
-        new.lo if new.lo in (old.lo, 0) else dtype.lo,
-        new.hi if new.hi in (old.hi, 1) else dtype.hi,
+        new.lo if new.lo in (old.lo, 0) else lo,
+        new.hi if new.hi in (old.hi, 1) else hi,
         new.affine,
         new.permutation,
         new.constant,
     )
+    if limit is None and widened.integers() is None:
+        widened = Fact(constant=new.constant)
     return UNKNOWN if widened == UNKNOWN else widened
 
 

@@ -25,6 +25,28 @@ def rules() -> dict[Any, tuple[Rule, bool]]:
     return table
 
 
+@functools.cache
+def elementwise() -> frozenset[Any]:
+    """Primitives with a rule, each element of whose result is made of those at its own place."""
+    names = """add_p sub_p mul_p neg_p div_p rem_p sign_p abs_p integer_pow_p square_p max_p min_p
+    clamp_p convert_element_type_p and_p or_p xor_p not_p shift_left_p shift_right_arithmetic_p
+    shift_right_logical_p""".split()
+    return frozenset(primitive(name) for name in names) - {None}
+
+
+@functools.cache
+def _selecting() -> frozenset[Any]:
+    names = "select_n_p eq_p ne_p lt_p le_p gt_p ge_p".split()
+    return frozenset(primitive(name) for name in names) - {None}
+
+
+def is_positionwise(eqn: Any) -> bool:
+    """Whether an equation is elementwise, a select, or spreads a scalar."""
+    if eqn.primitive is primitive("broadcast_in_dim_p"):
+        return eqn.invars[0].aval.shape == ()  # type: ignore[no-any-return]
+    return eqn.primitive in elementwise() or eqn.primitive in _selecting()
+
+
 def assumed(eqn: Any, facts: Sequence[Fact]) -> Fact:
     """The range that the program states, narrowed by what is known anyway.
 

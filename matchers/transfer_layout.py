@@ -8,7 +8,6 @@ from typing import Any
 
 from ..compat.primitives import axis_sizes
 from .fact import (
-    UNKNOWN,
     Affine,
     Aval,
     Fact,
@@ -18,6 +17,7 @@ from .fact import (
     join,
     limits,
     mix,
+    whole,
 )
 from .transfer_numeric import Facts, Rule, affine_of
 
@@ -25,9 +25,9 @@ from .transfer_numeric import Facts, Rule, affine_of
 def iota(eqn: Any, facts: Facts) -> Fact:
     """The index along one dimension; one that is too long for the dtype wraps around."""
     out = eqn.outvars[0].aval
-    if limits(out.dtype) is None:
-        return UNKNOWN
     dimension = eqn.params["dimension"]
+    if limits(out.dtype) is None:
+        return whole(out, 0, max(out.shape[dimension] - 1, 0))
     strides = tuple(int(d == dimension) for d in range(len(out.shape)))
     greatest = max(out.shape[dimension] - 1, 0)
     return integer(out, 0, greatest, Affine(0, strides))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax.lax import Precision
 
 from .fact import (
     UNKNOWN,
@@ -22,6 +23,7 @@ from .fact import (
     floating,
     integer,
     limits,
+    whole,
 )
 
 Facts = Sequence[Fact]
@@ -85,18 +87,34 @@ def _all_exact(dtype: Any, *values: float) -> bool:
     )
 
 
+def whole_result(pick: Callable[..., tuple[int, int]], aval: Aval, facts: Facts) -> Fact:
+    """The fact about integers in floats, from the ranges of operands that all hold integers."""
+    ranges = [f.integers() for f in facts]
+    known = [r for r in ranges if r is not None]
+    return whole(aval, *pick(*known)) if len(known) == len(ranges) else UNKNOWN
+
+
+def _corners(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    found = [x * y for x in a for y in b]
+    return min(found), max(found)
+
+
 def operand_ranges(eqn: Any, facts: Facts) -> list[tuple[int, int]]:
     """The operands' ranges, with their dtypes' limits where none are known."""
     return [f.range(v.aval.dtype) for f, v in zip(facts, eqn.invars)]
 
 
 def _additive(sign: int, fold: Callable[..., float]) -> Rule:
+    def reach(x: tuple[int, int], y: tuple[int, int]) -> tuple[int, int]:
+        return (x[0] + y[0], x[1] + y[1]) if sign > 0 else (x[0] - y[1], x[1] - y[0])
+
     def rule(eqn: Any, facts: Facts) -> Fact:
         out = eqn.outvars[0].aval
         if limits(out.dtype) is None:
-            return _float_result(fold, out, facts)
+            found = _float_result(fold, out, facts)
+            return found if found is not UNKNOWN else whole_result(reach, out, facts)
         (a, b), (c, d) = operand_ranges(eqn, facts)
-        lo, hi = (a + c, b + d) if sign > 0 else (a - d, b - c)
+        lo, hi = reach((a, b), (c, d))
         rank = len(out.shape)
         x, y = (affine_of(f, v.aval, rank) for f, v in zip(facts, eqn.invars))
         return integer(out, lo, hi, affine_sum(x, y, sign), _reflected(eqn, facts, sign))
@@ -116,20 +134,22 @@ def mul(eqn: Any, facts: Facts) -> Fact:
     """Products of the range's corners; an affine form times a constant stays affine."""
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
-        return _float_result(operator.mul, out, facts)
-    (a, b), (c, d) = operand_ranges(eqn, facts)
-    corners = (a * c, a * d, b * c, b * d)
+        found = _float_result(operator.mul, out, facts)
+        return found if found is not UNKNOWN else whole_result(_corners, out, facts)
+    lo, hi = _corners(*operand_ranges(eqn, facts))
     rank = len(out.shape)
     x, y = (affine_of(f, v.aval, rank) for f, v in zip(facts, eqn.invars))
     affine = affine_scaled(x, facts[1]) or affine_scaled(y, facts[0])
-    return integer(out, min(corners), max(corners), affine)
+    return integer(out, lo, hi, affine)
 
 
 def neg(eqn: Any, facts: Facts) -> Fact:
     """The mirrored range; the dtype's least value negates to itself."""
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
-        return _float_result(operator.neg, out, facts, rounds=False)
+        found = _float_result(operator.neg, out, facts, rounds=False)
+        turned = whole_result(lambda x: (-x[1], -x[0]), out, facts)
+        return found if found is not UNKNOWN else turned
     ((lo, hi),) = operand_ranges(eqn, facts)
     zero = Affine(0, (0,) * len(out.shape))
     return integer(out, -hi, -lo, affine_sum(zero, facts[0].affine, -1))
@@ -198,11 +218,22 @@ def absolute(eqn: Any, facts: Facts) -> Fact:
     """The absolute value; that of the dtype's least value wraps around."""
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
-        return _float_result(abs, out, facts, rounds=False)
+        found = _float_result(abs, out, facts, rounds=False)
+        return found if found is not UNKNOWN else whole_result(_magnitude, out, facts)
     ((lo, hi),) = operand_ranges(eqn, facts)
     if lo >= 0:
         return facts[0]
-    return integer(out, 0 if hi >= 0 else -hi, max(-lo, hi))
+    return integer(out, *_magnitude((lo, hi)))
+
+
+def _magnitude(x: tuple[int, int]) -> tuple[int, int]:
+    lo, hi = x
+    return max(lo, -hi, 0), max(-lo, hi)
+
+
+def rounded(eqn: Any, facts: Facts) -> Fact:
+    """floor, ceil, round: integers stay what they are."""
+    return facts[0] if facts[0].integers() is not None else UNKNOWN
 
 
 _MOST_BITS = 64
@@ -236,7 +267,7 @@ def _monotone(pick: Callable[..., int]) -> Rule:
     def rule(eqn: Any, facts: Facts) -> Fact:
         out = eqn.outvars[0].aval
         if limits(out.dtype) is None:
-            return UNKNOWN
+            return whole_result(lambda x, y: (pick(x[0], y[0]), pick(x[1], y[1])), out, facts)
         (a, b), (c, d) = operand_ranges(eqn, facts)
         always = (a >= d, c >= b) if pick is max else (b <= c, d <= a)
         for i in (0, 1):  # an operand that is always the one picked keeps its order too
@@ -251,12 +282,15 @@ def clamp(eqn: Any, facts: Facts) -> Fact:
     """``min(max(x, low), high)``: what an operand that lies within is known to be stays known."""
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
-        return UNKNOWN
+        return whole_result(_clamped, out, facts)
     low, x, high = operand_ranges(eqn, facts)
     if low[1] <= x[0] and x[1] <= high[0]:
         return facts[1]
-    lo, hi = (min(max(x[i], low[i]), high[i]) for i in (0, 1))
-    return integer(out, lo, hi)
+    return integer(out, *_clamped(low, x, high))
+
+
+def _clamped(low: tuple[int, int], x: tuple[int, int], high: tuple[int, int]) -> tuple[int, int]:
+    return min(max(x[0], low[0]), high[0]), min(max(x[1], low[1]), high[1])
 
 
 def convert(eqn: Any, facts: Facts) -> Fact:
@@ -264,14 +298,61 @@ def convert(eqn: Any, facts: Facts) -> Fact:
     (fact,) = facts
     source, out = eqn.invars[0].aval, eqn.outvars[0].aval
     old, new = limits(source.dtype), limits(out.dtype)
-    if old is None:
-        return _from_constant(fact, out)
-    if new is None:
-        return _from_constant(fact, out) if fact.constant is not None else UNKNOWN
+    known = _from_constant(fact, out) if fact.constant is not None else UNKNOWN
+    if old is None or new is None:
+        if known is not UNKNOWN:
+            return known
+        if not _is_number(source) or not _is_number(out):
+            return default(out.dtype)
+        bounds = fact.integers() if old is None else fact.range(source.dtype)
+        if bounds is None:
+            return default(out.dtype)
+        if new is None:
+            return whole(out, *bounds)
+        lo, hi = bounds
+        return integer(out, 0, 1) if new == (0, 1) else integer(out, lo, hi)
     lo, hi = fact.range(source.dtype)
     if new == (0, 1) and old != (0, 1):
         return integer(out, int(lo > 0 or hi < 0), int(lo != 0 or hi != 0))
     return integer(out, lo, hi, fact.affine, fact.permutation)
+
+
+def _is_number(aval: Aval) -> bool:
+    return limits(aval.dtype) is not None or jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def dot_general(eqn: Any, facts: Facts) -> Fact:
+    """Sums of products of integers, exact where no product or partial sum can round.
+
+    Matrix units may round their operands to 8 bits, so larger ones in floats tell nothing.
+    """
+    out = eqn.outvars[0].aval
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    terms = math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+    if limits(out.dtype) is not None:
+        if any(limits(v.aval.dtype) is None for v in eqn.invars):
+            return default(out.dtype)
+        lo, hi = _corners(*operand_ranges(eqn, facts))
+        return integer(out, min(terms * lo, 0), max(terms * hi, 0))
+    ranges = [f.integers() for f in facts]
+    if None in ranges or not _plain_precision(eqn.params["precision"]):
+        return UNKNOWN
+    a, b = (r for r in ranges if r is not None)
+    if max(map(abs, (*a, *b))) > _MULTIPLIED:
+        return UNKNOWN
+    lo, hi = _corners(a, b)
+    most = terms * max(abs(lo), abs(hi))  # of a partial sum, in whichever order
+    found = whole(out, min(terms * lo, 0), max(terms * hi, 0))
+    return found if whole(out, -most, most) is not UNKNOWN else UNKNOWN
+
+
+_MULTIPLIED = 256
+"""The greatest integer up to which a matrix unit that rounds to bfloat16 multiplies exactly."""
+
+
+def _plain_precision(precision: Any) -> bool:
+    pair = precision if isinstance(precision, tuple) else (precision,)
+    return all(p is None or isinstance(p, Precision) for p in pair)
 
 
 def _from_constant(fact: Fact, out: Aval) -> Fact:
@@ -310,6 +391,10 @@ RULES: dict[str, Rule] = {
     "max_p": _monotone(max),
     "min_p": _monotone(min),
     "clamp_p": clamp,
+    "floor_p": rounded,
+    "ceil_p": rounded,
+    "round_p": rounded,
+    "dot_general_p": dot_general,
     "convert_element_type_p": convert,
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.lax import GatherScatterMode
 
+from ..compat.hi_primitives import numpy_primitive
 from .fact import (
     UNKNOWN,
     Affine,
@@ -15,11 +16,13 @@ from .fact import (
     Fact,
     complete,
     default,
+    default_of,
     elements,
     floating,
     integer,
     join,
     limits,
+    whole,
 )
 from .transfer_numeric import Facts, Rule
 
@@ -57,6 +60,32 @@ def top_k(eqn: Any, facts: Facts) -> Sequence[Fact]:
     return elements(facts[0]), integer(out, 0, max(n - 1, 0), None, whole)
 
 
+def approx_top_k(eqn: Any, facts: Facts) -> Sequence[Fact]:
+    """As top_k, but a row with no element above the least one may give -1 for an index."""
+    source, out = eqn.invars[0].aval, eqn.outvars[1].aval
+    n = source.shape[eqn.params["reduction_dimension"]]
+    return UNKNOWN, integer(out, -1, max(n - 1, 0))
+
+
+def numpy_search(eqn: Any, facts: Facts) -> Sequence[Fact]:
+    """`jnp.searchsorted`: up to the size of the sorted array. `jnp.nonzero`: an index or a fill."""
+    nothing = [default_of(v.aval) for v in eqn.outvars]
+    found = numpy_primitive(eqn)
+    if found is None:
+        return nothing
+    name, params = found
+    shape = eqn.invars[0].aval.shape
+    if name == "searchsorted":
+        return [integer(eqn.outvars[0].aval, 0, shape[params["dimension"]])]
+    results = []
+    for i, (axis, var) in enumerate(zip(params["axes"], eqn.outvars)):
+        fact = integer(var.aval, 0, max(shape[axis] - 1, 0))
+        if len(facts) > 1:
+            fact = join(fact, elements(facts[1 + i]))
+        results.append(complete(elements(fact), var.aval))
+    return results
+
+
 def argextreme(eqn: Any, facts: Facts) -> Fact:
     """argmax, argmin: below the axis' size."""
     (axis,) = eqn.params["axes"]
@@ -72,8 +101,10 @@ def _reduced(eqn: Any) -> int:
 def reduce_extreme(eqn: Any, facts: Facts) -> Fact:
     """reduce_max, reduce_min: one of the elements; of none, the dtype's limit."""
     out = eqn.outvars[0].aval
-    if limits(out.dtype) is None or not _reduced(eqn):
+    if not _reduced(eqn):
         return default(out.dtype)
+    if limits(out.dtype) is None:
+        return elements(facts[0])
     return integer(out, *facts[0].range(out.dtype))
 
 
@@ -81,10 +112,32 @@ def reduce_sum(eqn: Any, facts: Facts) -> Fact:
     """``n`` elements added up."""
     out = eqn.outvars[0].aval
     if limits(out.dtype) is None:
-        return UNKNOWN
+        return _whole_sum(out, facts[0], _reduced(eqn), 0)
     lo, hi = facts[0].range(out.dtype)
     n = _reduced(eqn)
     return integer(out, n * lo, n * hi)
+
+
+def _whole_sum(out: Aval, fact: Fact, most: int, least: int, first: Fact | None = None) -> Fact:
+    """Sums of ``least`` to ``most`` integers in floats, where no partial sum can round.
+
+    Args:
+        out: The type of the sums.
+        fact: What is known of each number.
+        most: How many are added at most.
+        least: How many at least; the sum of none is zero.
+        first: What is known of a number that each sum starts with.
+    """
+    bounds = fact.integers()
+    start = (0, 0) if first is None else first.integers()
+    if bounds is None or start is None:
+        return UNKNOWN
+    lo, hi = bounds
+    reach = max(map(abs, start)) + most * max(abs(lo), abs(hi))
+    if whole(out, -reach, reach) is UNKNOWN:
+        return UNKNOWN
+    lows, highs = (lo * least, lo * most), (hi * least, hi * most)
+    return whole(out, start[0] + min(lows), start[1] + max(highs))
 
 
 def _bounded_product(eqn: Any, facts: Facts) -> Fact:
@@ -111,9 +164,9 @@ def _reduce_logical(empty: int) -> Rule:
 def cumsum(eqn: Any, facts: Facts) -> Fact:
     """Between one and ``n`` elements added up; of a constant, an arithmetic progression."""
     out = eqn.outvars[0].aval
-    if limits(out.dtype) is None:
-        return UNKNOWN
     axis, reverse = eqn.params["axis"], eqn.params["reverse"]
+    if limits(out.dtype) is None:
+        return _whole_sum(out, facts[0], max(out.shape[axis], 1), 1)
     lo, hi = facts[0].range(out.dtype)
     n = out.shape[axis]
     affine = None
@@ -209,10 +262,14 @@ def _scatter_sum(sign: int) -> Rule:
     def rule(eqn: Any, facts: Facts) -> Fact:
         """Each element receives at most one update per index."""
         out, updates = eqn.outvars[0].aval, eqn.invars[2].aval
-        if limits(out.dtype) is None:
-            return UNKNOWN
         window = eqn.params["dimension_numbers"].update_window_dims
         most = math.prod(n for d, n in enumerate(updates.shape) if d not in window)
+        if limits(out.dtype) is None:
+            bounds = facts[2].integers()
+            if bounds is None:
+                return UNKNOWN
+            added = bounds if sign > 0 else (-bounds[1], -bounds[0])
+            return _whole_sum(out, Fact(*added), most, 0, elements(facts[0]))
         lo, hi = facts[0].range(out.dtype)
         ends = [sign * most * bound for bound in facts[2].range(out.dtype)]
         return integer(out, lo + min(0, *ends), hi + max(0, *ends))
@@ -223,6 +280,8 @@ def _scatter_sum(sign: int) -> Rule:
 RULES: dict[str, Rule] = {
     "sort_p": sort,
     "top_k_p": top_k,
+    "approx_top_k_p": approx_top_k,
+    "call_hi_primitive_p": numpy_search,
     "argmax_p": argextreme,
     "argmin_p": argextreme,
     "reduce_max_p": reduce_extreme,
@@ -249,4 +308,14 @@ RULES: dict[str, Rule] = {
     "scatter_sub_p": _scatter_sum(-1),
 }
 
-SOURCES = frozenset({"top_k_p", "argmax_p", "argmin_p", "reduce_and_p", "reduce_or_p"})
+SOURCES = frozenset(
+    {
+        "top_k_p",
+        "approx_top_k_p",
+        "call_hi_primitive_p",
+        "argmax_p",
+        "argmin_p",
+        "reduce_and_p",
+        "reduce_or_p",
+    }
+)

@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..matchers.argsort import Argsort, find_argsort, sort_primitive
+from ..matchers.argsort import find_argsort, sort_primitive
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
+from .argsort_site import argsort_of, carried, has_one_key, is_stable
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 
 
@@ -34,36 +35,16 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     return Match(scope, index, {"argsort": found}) if candidate else None
 
 
-def _argsort(match: Match) -> Argsort:
-    return match.captures["argsort"]  # type: ignore[no-any-return]
-
-
-def _stable(match: Match) -> Reason | None:
-    if _argsort(match).stable:
-        return None
-    return Reason("not-stable", "the sort may leave equal keys in any order",
-                  "is_stable=False", "is_stable=True")  # fmt: skip
-
-
-def _one_key(match: Match) -> Reason | None:
-    found = _argsort(match).num_keys
-    if found == 1:
-        return None
-    return Reason("num-keys", "the sort compares more than one operand",
-                  f"num_keys={found}", "num_keys=1")  # fmt: skip
-
-
 def _has_positions(match: Match) -> Reason | None:
-    argsort = _argsort(match)
+    argsort = argsort_of(match)
     if argsort.order is not None:
         return None
-    operands = ", ".join(a.aval.str_short(short_dtypes=True) for a in argsort.eqn.invars[1:])
     return Reason("no-positions", "no operand is known to rise or fall along the sort axis",
-                  operands, f"an iota along axis {argsort.axis}")  # fmt: skip
+                  carried(argsort), f"an iota along axis {argsort.axis}")  # fmt: skip
 
 
 def _replace(match: Match) -> Replacement:
-    argsort = _argsort(match)
+    argsort = argsort_of(match)
     eqn, axis, order = argsort.eqn, argsort.axis, argsort.order
     assert order is not None
     rising, others, repeats = argsort.rising, argsort.others, argsort.repeats
@@ -72,14 +53,14 @@ def _replace(match: Match) -> Replacement:
         key, positions = operands[0], operands[order]
         # Falling positions tie-break the wrong way round: their negation rises.
         second = positions if rising else lax.neg(positions)
-        carried = [operands[i] for i in others]
+        others_in = [operands[i] for i in others]
         # Bound as it is: `lax.sort` would cast all operands to vary over the same mesh axes, where
         # the positions that this replaces may be typed as equal on all devices.
-        keys, second, *carried = sort_primitive().bind(
-            key, second, *carried, dimension=axis, is_stable=False, num_keys=2
+        keys, second, *others_out = sort_primitive().bind(
+            key, second, *others_in, dimension=axis, is_stable=False, num_keys=2
         )
         positions = second if rising else lax.neg(second)
-        results = {0: keys, order: positions, **dict(zip(others, carried, strict=True))}
+        results = {0: keys, order: positions, **dict(zip(others, others_out, strict=True))}
         results.update({i: positions.astype(operands[i].dtype) for i in repeats})
         return [results[i] for i in range(len(operands))]
 
@@ -89,7 +70,7 @@ def _replace(match: Match) -> Replacement:
 
 
 def _safe_to_negate(match: Match) -> Reason | None:
-    argsort = _argsort(match)
+    argsort = argsort_of(match)
     if argsort.order is None or argsort.rising:
         return None
     dtype = argsort.positions.aval.dtype
@@ -122,8 +103,8 @@ PASS = Pass(
     roots=lambda: frozenset({sort_primitive()}),
     find=_find,
     requirements=(
-        Requirement("not-stable", "The sort is stable.", _stable),
-        Requirement("num-keys", "The sort compares one operand.", _one_key),
+        is_stable(),
+        has_one_key(),
         Requirement(
             "no-positions",
             "Another operand rises or falls strictly along the sort axis.",

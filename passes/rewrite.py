@@ -125,7 +125,10 @@ def _match(
     refused: Mapping[tuple[Any, ...], Reason],
     taken: set[str],
 ) -> tuple[dict[_Key, Accepted], dict[tuple[_Key, str], Site]]:
-    """Judge every candidate of every live equation; ``taken`` gathers passes that lost a site."""
+    """Judge every candidate of every live equation; ``taken`` gathers passes that lost a site.
+
+    A pass of less preference is asked about a site that it can't have until it has lost one.
+    """
     by_root: dict[Any, list[Pass]] = {}
     for p in passes:
         for root in p.roots():
@@ -143,15 +146,16 @@ def _match(
                 found[key, p.name] = site
                 if match is not None:
                     accepted[key] = Accepted(match, p.replace(match), p)
-                    taken.update(_rivals(p, by_root[scope.eqns[index].primitive], scope, index))
+                    rivals = by_root[scope.eqns[index].primitive]
+                    later = [r for r in rivals[rivals.index(p) + 1 :] if r.name not in taken]
+                    taken.update(_candidates(later, scope, index))
                     break
     return accepted, found
 
 
-def _rivals(p: Pass, rivals: Sequence[Pass], scope: Scope, index: int) -> set[str]:
-    """Passes of less preference that would have had a candidate where ``p`` applied."""
-    later = rivals[rivals.index(p) + 1 :]
-    return {r.name for r in later if isinstance(r.find(scope, index), Match)}
+def _candidates(passes: Sequence[Pass], scope: Scope, index: int) -> set[str]:
+    """Those passes that have the structure they look for at an equation."""
+    return {p.name for p in passes if isinstance(p.find(scope, index), Match)}
 
 
 def _judge(

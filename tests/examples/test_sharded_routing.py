@@ -1,9 +1,8 @@
-"""The routing of the example with sharded experts: what is left of it, and that it computes the same.
+"""The routing of the example with sharded experts: what is left of it, and its bits.
 
 Eight devices, the experts sharded four ways, forward and backward, two layers under scan and remat.
 """
 
-import re
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,7 +15,7 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from relower.passes.optimize import explain, optimize
+from relower.passes.optimize import optimize
 
 AXES = {"data": 2, "expert": 4}
 HIDDEN = 16

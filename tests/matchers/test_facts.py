@@ -39,6 +39,14 @@ def ids(x):
     return x & 7
 
 
+def floats(x):
+    return x.astype(jnp.float32)
+
+
+def onehot(x):
+    return jax.nn.one_hot(x.reshape(-1), 6, dtype=jnp.float32)
+
+
 RANGES = {
     "mask": (lambda x: x & 7, (0, 7)),
     "add": (lambda x: ids(x) + 3, (3, 10)),
@@ -96,8 +104,28 @@ RANGES = {
     "cumsum": (lambda x: lax.cumsum(ids(x) - 1, axis=1), (-6, 36)),
     "cummax": (lambda x: lax.cummax(ids(x), axis=1), (0, 7)),
     "one_hot": (lambda x: jax.nn.one_hot(x, 5, dtype=jnp.int32), (0, 1)),
+    "float": (lambda x: ids(x).astype(jnp.float32), (0, 7)),
+    "through_float32": (lambda x: (x & (2**24 - 1)).astype(jnp.float32).astype(jnp.int32),
+                        (0, 2**24 - 1)),
+    "through_bfloat16": (lambda x: (x & 255).astype(jnp.bfloat16).astype(jnp.int32), (0, 255)),
+    "through_two_floats": (lambda x: floats(ids(x)).astype(jnp.float16).astype(jnp.int8), (0, 7)),
+    "float_arithmetic": (lambda x: ((floats(ids(x)) * 3 - 1) - floats(ids(x))).astype(jnp.int32),
+                         (-8, 20)),
+    "float_bounds": (lambda x: jnp.maximum(jnp.minimum(-abs(floats(ids(x))), 5), -3), (-3, 0)),
+    "float_clip": (lambda x: lax.clamp(2.0, floats(ids(x)), 5.0).astype(jnp.int32), (2, 5)),
+    "float_where": (lambda x: jnp.where(x > 3, floats(ids(x)), -1.0).astype(jnp.int32), (-1, 7)),
+    "float_pad": (lambda x: jnp.pad(floats(ids(x)), 1, constant_values=-1.0), (-1, 7)),
+    "float_count": (lambda x: (x > 0).astype(jnp.float32).sum(0).astype(jnp.int32), (0, 4)),
+    "float_cumsum": (lambda x: jnp.cumsum(onehot(x), axis=0).astype(jnp.int32), (0, 24)),
+    "float_bincount": (lambda x: jnp.zeros(9).at[x[0]].add(1.0).astype(jnp.int32), (0, 6)),
+    "float_iota": (lambda x: (lax.iota(jnp.float32, 9) + floats(ids(x[0, 0]))), (0, 15)),
+    "matmul_with_a_one_hot": (lambda x: (onehot(x) @ jnp.arange(6.0)).astype(jnp.int32), (0, 30)),
+    "integer_matmul": (lambda x: onehot(x).astype(jnp.int32) @ jnp.arange(6), (0, 30)),
+    "searchsorted": (lambda x: jnp.searchsorted(jnp.arange(9), x[0]), (0, 9)),
+    "digitize": (lambda x: jnp.digitize(x[0], jnp.arange(0, 40, 5)), (0, 8)),
+    "approx_max_k": (lambda x: lax.approx_max_k(floats(x), 2)[1], (-1, 5)),
     "barrier": (lambda x: lax.optimization_barrier(ids(x)), (0, 7)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(RANGES))
@@ -124,8 +152,28 @@ NOT_CLAIMED = {
     "gather_fills_with_the_least": (lambda x: jnp.take(ids(x)[0], x), (None, 7)),
     "gather_fills_above": (lambda x: ids(x).astype(jnp.uint8).at[x[0]].get(mode="fill"), (0, None)),
     "sum_may_wrap": (lambda x: (x & (2**29)).sum(), (None, None)),
-    "float_range": (lambda x: ids(x).astype(jnp.float32), (None, None)),
-    "from_float": (lambda x: ids(x).astype(jnp.float32).astype(jnp.int32), (None, None)),
+    "float_rounds": (lambda x: (x & (2**25 - 1)).astype(jnp.float32), (None, None)),
+    "bfloat16_rounds": (lambda x: (x & 511).astype(jnp.bfloat16), (None, None)),
+    "float16_rounds": (lambda x: (x & 4095).astype(jnp.float16).astype(jnp.int32), (None, None)),
+    "float8_is_not_known": (lambda x: ids(x).astype(jnp.float8_e4m3fn), (None, None)),
+    "unknown_float": (lambda x: jnp.floor(x * 0.5).astype(jnp.int32), (None, None)),
+    "half_of_a_float": (lambda x: (floats(x) * 0.5).astype(jnp.int32), (None, None)),
+    "quotient_of_floats": (lambda x: (floats(x) / 2.0).astype(jnp.int32), (None, None)),
+    "float_sum_may_round": (lambda x: floats(x & (2**21 - 1)).sum(), (None, None)),
+    "float_sum_of_both_signs_may_round": (
+        lambda x: (floats(x & (2**22 - 1)) - 2.0**21).sum(),
+        (None, None),
+    ),
+    "bfloat16_count_may_round": (
+        lambda x: jnp.ones((300, 6), jnp.bfloat16).cumsum(0) + x[:1].astype(jnp.bfloat16) * 0,
+        (None, None),
+    ),
+    "matmul_of_more_than_8_bits": (lambda x: onehot(x) @ (jnp.arange(6.0) * 60), (None, None)),
+    "float_leaves_the_integer": (lambda x: floats(x & 511).astype(jnp.int8), (None, None)),
+    "float_gather_fills_with_nan": (
+        lambda x: jnp.take(floats(ids(x))[0], x, mode="fill"),
+        (None, None),
+    ),
     "product_may_wrap": (lambda x: ids(x).prod(), (None, None)),
 }
 

@@ -38,7 +38,13 @@ def holds(fact: Fact, value) -> bool:
     ):
         return False
     if x.dtype.kind not in "iub":
-        return fact.lo is fact.hi is fact.affine is fact.permutation is None
+        if fact.affine is not None or fact.permutation is not None:
+            return False
+        if fact.lo is None or fact.hi is None:
+            return fact.lo is fact.hi
+        x = x.astype(np.float64)
+        whole = np.isfinite(x).all() and (x == np.floor(x)).all()
+        return bool(whole and x.min() >= fact.lo and x.max() <= fact.hi)
     x = x.astype(np.int64)
     if (fact.lo is not None and x.min() < fact.lo) or (fact.hi is not None and x.max() > fact.hi):
         return False
@@ -241,6 +247,69 @@ def branched(x, y, k):
     )
 
 
+def chosen_by(x, y, k):
+    """Branches that know what they were chosen by."""
+    i = x[0, 0]
+    one = literal(x, 1)
+    a = lax.cond(i < literal(x, k), lambda i, a: a - i, lambda i, a: a + i, i, x)
+    b = lax.switch(
+        index_of(i),
+        [lambda i: i, lambda i: i + one, lambda i: i * literal(x, 3), lambda i: -i],
+        i,
+    )
+    return a + b
+
+
+def windowed(x, y, k):
+    """Selections by masks about the selected value, in every spelling."""
+    c, d = literal(x, k), literal(x, 7)
+    inside = (x >= c) & (x < d)
+    outside = jnp.logical_or(x < c, ~(x < d))
+    flat = jnp.where(inside.reshape(-1), x.reshape(-1), d).reshape(SHAPE)
+    both = jnp.where(outside, c, x), jnp.where(inside, x - c, literal(x, -1)), flat
+    other = jnp.where(inside & (like(y, x) > x), x, jnp.where(x == c, d, x + c))
+    return both[0] + both[1] * both[2] + other
+
+
+def masked(x, y, k):
+    valid = jnp.where(x > like(y, x), x <= literal(x, k), x >= literal(x, -k))
+    known = valid.astype(jnp.int32) > 0
+    twice = jax.jit(lambda m, a, b: jnp.where(m, a * b, b))(known, x, x + literal(x, 1))
+    return x * valid + jnp.where(known ^ (x != literal(x, k)), x, twice)
+
+
+def in_floats(dtype):
+    """Arithmetic on integers in floats, exact or not as their sizes will have it."""
+
+    def step(x, y, k):
+        a, b, c = x.astype(dtype), y.astype(dtype), jnp.asarray(k, dtype)
+        results = [
+            -a + jnp.minimum(b, c),
+            jnp.abs(a - c) * (b > c).astype(dtype),
+            jnp.clip(jnp.floor(a * b), -100, 100),
+            jnp.where(a == b, a, jnp.round(c)),
+            jnp.cumsum(a * (b >= 0), axis=k % 2),
+            jnp.broadcast_to(a.sum(k % 2, keepdims=True), SHAPE),
+            jnp.broadcast_to(a.max(0), SHAPE) + lax.broadcasted_iota(dtype, SHAPE, 0),
+            jnp.zeros(SHAPE, dtype).at[index_of(y)[:, 0]].add(a),
+            jnp.asarray(np.arange(12).reshape(SHAPE), dtype) - a,
+            a.at[index_of(y)[0], :3].get(mode="fill", fill_value=k % 7)[:3, :1] + a,
+            lax.pad(a[:, 1:], c, ((0, 0, 0), (1, 0, 0))),
+        ]
+        return like(results[abs(k) % len(results)].astype(jnp.int32), x)
+
+    return step
+
+
+def by_matmul(dtype):
+    def step(x, y, k):
+        hot = jax.nn.one_hot(index_of(x) % 4, 4, dtype=dtype)
+        table = jnp.asarray(np.arange(4) * abs(k), dtype) + (y[0] > 0).astype(dtype)
+        return like((hot @ table).astype(jnp.int32), x)
+
+    return step
+
+
 def sorted_with_iota(x, y, k):
     axis = k % 2
     return lax.sort((x, lax.broadcasted_iota(jnp.int32, SHAPE, axis)), axis, num_keys=1 + k % 2)[1]
@@ -289,9 +358,34 @@ OPERATIONS = {
     "ne_literal": lambda x, y, k: x != literal(x, k),
     "where": lambda x, y, k: jnp.where(x > literal(x, k), x, like(y, x)),
     "where_all": lambda x, y, k: jnp.where(x[0, 0] > literal(x, k), x, like(y, x)),
+    "chosen_by": no_bool(chosen_by),
+    "windowed": no_bool(windowed),
+    "masked": no_bool(masked),
+    "where_rounds_down": no_bool(
+        lambda x, y, k: jnp.where(lax.rem(x, y | 1) < 0, lax.rem(x, y | 1) + (y | 1), y)
+    ),
+    "select": no_bool(
+        lambda x, y, k: jnp.select([x < 0, x < literal(x, k), x == y], [-x, x, y], literal(x, k))
+    ),
+    "mod_literal": no_bool(lambda x, y, k: x % (literal(x, k) | 1)),
+    "divmod": no_bool(lambda x, y, k: sum(jnp.divmod(x, jnp.maximum(y, literal(x, 1))))),
+    "where_not": lambda x, y, k: jnp.where(~(x != literal(x, k)), x, like(y, x)),
+    "where_scalar": lambda x, y, k: jnp.where(x[0, 0] < literal(x, k), x[0, 0], like(y, x)),
     "wrap_index": no_bool(lambda x, y, k: jnp.where(x < 0, x + literal(x, 4), x)),
     **{f"to_{d}": converted(d) for d in DTYPES},
     "through_float": lambda x, y, k: x.astype(jnp.float32).astype(jnp.int32),
+    **{f"in_{d}": no_bool(in_floats(d)) for d in ("float32", "bfloat16", "float16")},
+    **{f"matmul_{d}": no_bool(by_matmul(d)) for d in ("float32", "bfloat16", "int8", "int32")},
+    "searchsorted": no_bool(
+        lambda x, y, k: jnp.searchsorted(jnp.sort(x.reshape(-1)[: k % 12]), like(y, x))
+    ),
+    "digitize": no_bool(lambda x, y, k: jnp.digitize(x, jnp.sort(like(y, x)[0]))),
+    "nonzero": lambda x, y, k: jnp.broadcast_to(
+        jnp.nonzero(x[0] > 0, size=4, fill_value=k)[0], SHAPE
+    ),
+    "approx_max_k": no_bool(
+        lambda x, y, k: jnp.tile(lax.approx_max_k(x.astype(jnp.float32), 2)[1], (1, 2))
+    ),
     "bitcast": lambda x, y, k: lax.bitcast_convert_type(x.astype(jnp.int32), jnp.uint32),
     "iota": lambda x, y, k: lax.broadcasted_iota(x.dtype, SHAPE, k % 2) if x.dtype != bool else x,
     "constant": lambda x, y, k: jnp.full_like(x, literal(x, k)),
@@ -450,6 +544,10 @@ def test_a_wrong_rule_is_found(monkeypatch):
         (Fact(permutation=0), [0, 0]),
         (Fact(constant=Constant.of(0.0)), np.array([0.0, -0.0])),
         (Fact(constant=Constant.of(1)), [1, 0]),
+        (Fact(0, 2), [0.0, 2.5]),
+        (Fact(0, 2), [0.0, np.nan]),
+        (Fact(0, 2), [0.0, 3.0]),
+        (Fact(lo=0), [0.0, 1.0]),
     ],
 )
 def test_the_check_of_a_claim_can_fail(fact, value):

@@ -2,13 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 from jax import lax
 
 from relower.compat import jaxprs, tracing
 from relower.matchers.fact import UNKNOWN
 from relower.matchers.facts import Analysis
-from relower.matchers.graph import OUTPUT, Dataflow, depends_on
+from relower.matchers.graph import OUTPUT, Dataflow
 
 X = jax.ShapeDtypeStruct((4,), jnp.float32)
 
@@ -161,12 +160,6 @@ class TestReaders:
         assert OUTPUT in readers
         assert [root.eqns[i].primitive.name for i in readers if i != OUTPUT] == ["mul"]
 
-    def test_depends_on(self):
-        root = flow_of(lambda x: jnp.cos(jnp.sin(x)) + x, X).root
-        sine, cosine, add = range(3)
-        assert depends_on(root, root.eqns[add].invars, frozenset({sine}))
-        assert not depends_on(root, root.eqns[sine].invars, frozenset({sine, cosine, add}))
-
 
 class TestNames:
     def test_path_of_names(self):
@@ -184,15 +177,3 @@ class TestNames:
         flow = flow_of(lambda x: jnp.argsort(x), X)
         ((scope, index),) = find(flow, "sort")
         assert "test_graph.py" in scope.source_line(scope.eqns[index])
-
-
-def test_networkx_view():
-    g = jax.jit(lambda x: jnp.sin(x))
-    flow = flow_of(lambda x: g(jnp.cos(x)) * 2, X)
-    graph = flow.networkx()
-    names = {n: d["eqn"].primitive.name for n, d in graph.nodes(data=True)}
-    assert sorted(names.values()) == ["cos", "jit", "mul", "sin"]
-    assert nx.is_directed_acyclic_graph(graph)
-    edges = {(names[a], names[b], d["via"]) for a, b, d in graph.edges(data=True)}
-    assert {("cos", "jit", "value"), ("jit", "mul", "value"), ("sin", "jit", "call")} <= edges
-    assert ("cos", "sin", "enter") in edges

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from relower import PassNotApplicable, assume_range, explain, optimize
 from relower.lowering.lower import lower
+from relower.matchers import key_range
 from relower.matchers.fact import Fact
 from relower.passes import argsort_packed_key, argsort_unique_pairs, nonnegative_index, registry
 from relower.passes.base import Contract
@@ -394,7 +395,7 @@ def reversed_slots(monkeypatch):
 PACKED_MUTANTS = {
     "reversed ties": reversed_slots,
     "a slot bit too few": lambda m: m.setattr(
-        argsort_packed_key, "_slot_bits", lambda a: max(a.length - 1, 0).bit_length() - 1
+        key_range, "slot_bits", lambda a: max(a.length - 1, 0).bit_length() - 1
     ),
     "a lower bound too high": lambda m: m.setattr(
         argsort_packed_key, "pack", lambda k, lo, b, a: PACK(k, lo + 1, b, a)

@@ -123,12 +123,76 @@ def test_any_axis_and_length(same, shape, axis):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_descending_by_way_of_unique_pairs(same, eqns_of, axis):
+def test_descending(same, eqns_of, axis):
     keys = np.random.RandomState(1).randint(-1, 3, (8, 5)).astype(np.int32)
     fn = lambda k: jnp.argsort(assume_range(k, -1, 2), axis=axis, descending=True)
-    same(fn, keys, applied={NAME: 1, "argsort_unique_pairs": 1})
+    same(fn, keys, applied=ONE)
     (sort,) = eqns_of(optimize(fn), keys, name="sort")
     assert len(sort.invars) == 1
+
+
+PARTITIONS = {
+    "not": lambda m: jnp.argsort(~m),
+    "logical_not": lambda m: jnp.argsort(jnp.logical_not(m), stable=True),
+    "int32": lambda m: jnp.argsort(m.astype(jnp.int32)),
+    "int8": lambda m: jnp.argsort(-m.astype(jnp.int8)),
+    "descending": lambda m: jnp.argsort(m, descending=True),
+    "descending_int32": lambda m: jnp.argsort(m.astype(jnp.int32), descending=True),
+    "where": lambda m: jnp.argsort(jnp.where(m, 0, 1)),
+    "numbers": lambda m: jnp.argsort(1 - m.astype(jnp.int32)),
+    "rows": lambda m: jnp.argsort(~m.reshape(-1, 3), axis=1).reshape(-1),
+    "columns": lambda m: jnp.argsort(~m.reshape(3, -1), axis=0).reshape(-1),
+    "with_the_sorted_mask": lambda m: lax.sort_key_val(~m, lax.iota(np.int32, m.size))[0],
+}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+def test_partition_by_validity(same, eqns_of, name, share):
+    mask = np.random.RandomState(0).rand(33) < share
+    same(PARTITIONS[name], mask, passes=[NAME], applied=ONE)
+    (sort,) = eqns_of(optimize(PARTITIONS[name], passes=[NAME]), mask, name="sort")
+    assert len(sort.invars) == 1
+
+
+def test_partition_is_for_up_to_two_to_the_31_rows(x64):
+    def codes(n):
+        rows = jax.ShapeDtypeStruct((n,), jnp.bool_)
+        (site,) = explain(PARTITIONS["not"], rows, passes=[NAME]).sites
+        return [reason.code for reason in site.reasons]
+
+    assert codes(2**31 - 1) == []
+    assert codes(2**31) == []
+    assert codes(2**31 + 1) == ["too-many-bits"]
+
+
+NO_PARTITIONS = {
+    "not-stable": lambda m: jnp.argsort(~m, stable=False),
+    "key-dtype": lambda m: jnp.argsort(m.astype(jnp.float32)),
+    "unknown-range": lambda m: jnp.argsort(jnp.where(m, 0, jnp.cumsum(~m) * 2**27)),
+    "carries-data": lambda m: lax.sort_key_val(~m, lax.iota(np.int32, m.size) ^ 1)[1],
+}
+
+
+@pytest.mark.parametrize("code", sorted(NO_PARTITIONS))
+def test_no_partition(same, why, code):
+    mask = np.random.RandomState(0).rand(33) < 0.5
+    report = same(NO_PARTITIONS[code], mask, passes=[NAME], applied={})
+    assert [r.code for s in report.declined for r in s.reasons] == [code]
+
+
+def test_pairs_whose_positions_fall_order_ties_the_other_way(same):
+    falling = lambda k: lax.sort((assume_range(k, 0, 3), 36 - lax.iota(np.int32, 37)), num_keys=2)
+    report = same(falling, keys_in(0, 3, np.int32), passes=[NAME], applied={})
+    assert "num-keys" in [r.code for s in report.declined for r in s.reasons]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.uint8, np.int8])
+def test_falling_positions_of_a_stable_sort(same, dtype):
+    fn = lambda k: lax.sort_key_val(
+        assume_range(k, 0, 3), (np.int32(120) - 3 * lax.iota(np.int32, 37)).astype(dtype)
+    )
+    same(fn, keys_in(0, 3, np.int32), passes=[NAME], applied=ONE)
 
 
 @pytest.mark.parametrize(("dtype", "n", "factor", "offset"), [
@@ -287,7 +351,7 @@ def test_declines_carried_data(same, why):
     fn = lambda k, d: lax.sort((k & 3, lax.iota(np.int32, 20), d), num_keys=1)
     report = same(fn, keys, data, passes=[NAME], applied={})
     assert why(report, NAME) == [
-        ["carries-data: the sort carries more than positions that rise along its axis "
+        ["carries-data: the sort carries more than positions along its axis "
          "(found i32[20], f32[20]; wanted one iota along axis 0)"]
     ]  # fmt: skip
 
