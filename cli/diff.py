@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ..gates.child import run
+from ..gates.foreign import is_foreign, read_foreign
 from ..gates.render import indented, plural, show
 from ..gates.revision import is_case
 from ..lowering.artifact import load
@@ -25,7 +26,7 @@ GROUPS_SHOWN = 30
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "diff", _run, summary)
-    what = f"an artifact, or {CASE_HELP}"
+    what = f"an artifact, a file of StableHLO, or {CASE_HELP}"
     parser.add_argument("a", help=what)
     parser.add_argument("b", help=what)
     parser.add_argument(
@@ -79,7 +80,8 @@ def program(
 ) -> tuple[Program, list[str]]:
     """The artifact at ``what``, or the case lowered in a process of its own, with notes on it."""
     if not is_case(what) or os.path.exists(what):
-        return load(what), []
+        found = read_foreign(what, options.timeout) if is_foreign(what) else load(what)
+        return found, []
     from ..gates.child import passes_from
 
     level: Level = options.level

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..gates.child import run
+from ..gates.foreign import is_foreign, read_foreign
 from ..gates.render import indented, relative, source
 from ..lowering.artifact import load, save
 from ..lowering.program import Program
@@ -23,29 +24,36 @@ OPS_SHOWN = 12
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "lower", _run, summary)
-    parser.add_argument("case", help=CASE_HELP)
+    parser.add_argument("case", help=f"{CASE_HELP}; or a file of StableHLO")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the artifact here")
     add_lowering(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
-        path = str(Path(folder, "lowered.program"))
-        with status(f"lowering {options.case}"):
-            answer = run(job(options, "lower", options.case, output=path), timeout=options.timeout)
-            program = load(path)
+    with status(f"lowering {options.case}"):
+        program, notes = _program(options)
     if options.output is not None:
         save(program, options.output)
     if options.json:
-        print_json("program", {**summary(program), "notes": answer["notes"]})
+        print_json("program", {**summary(program), "notes": notes})
     else:
         out = console()
         show(out, program, options.case)
-        for note in answer["notes"]:
+        for note in notes:
             indented(out, Text(f"note: {note}", style="yellow"), 0)
         if options.output is not None:
             print(f"written to {relative(options.output)}")
     return 0
+
+
+def _program(options: argparse.Namespace) -> tuple[Program, list[str]]:
+    """What the case or file holds, and notes on where it came from."""
+    if is_foreign(options.case):
+        return read_foreign(options.case, options.timeout), []
+    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+        path = str(Path(folder, "lowered.program"))
+        answer = run(job(options, "lower", options.case, output=path), timeout=options.timeout)
+        return load(path), answer["notes"]
 
 
 def summary(program: Program) -> dict[str, Any]:

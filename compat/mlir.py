@@ -9,6 +9,7 @@ from typing import Any
 from jax._src import tpu_custom_call as _tpu_custom_call
 from jax._src.interpreters import mlir as _mlir
 from jaxlib.mlir import ir as ir
+from jaxlib.mlir.dialects import stablehlo as _stablehlo
 from jaxlib.mlir.passmanager import PassManager as PassManager
 
 _lib: Any = importlib.import_module("jax._src.lib")
@@ -39,6 +40,20 @@ def mosaic_version(route: str) -> str:
     supports; with one, in its newest, which it states nowhere but in the encoded kernel.
     """
     return str(_tpu_custom_call._FWD_COMPAT_VERSION) if route == "abstract" else NEWEST
+
+
+def parse_stablehlo(data: bytes) -> Any:
+    """A module of StableHLO from text, bytecode or a portable artifact, in a context of its own.
+
+    Raises:
+        ir.MLIRError, ValueError or RuntimeError: none of these. Damaged bytecode may also kill the
+            process.
+    """
+    context = _mlir.make_ir_context()
+    with context, ir.Location.unknown():
+        if b"StableHLO_v" in data[:64]:
+            return _stablehlo.deserialize_portable_artifact(context, data)
+        return ir.Module.parse(data)
 
 
 def locations_in_order(

@@ -34,7 +34,7 @@ PassSet = Literal["default"] | tuple[str, ...] | None
 class Job:
     """One request to a child. Paths are taken as seen from ``cwd``."""
 
-    do: Literal["lower", "explain", "catalogue", "stage"]
+    do: Literal["lower", "explain", "catalogue", "stage", "selftest", "foreign"]
     spec: str = ""
     args: tuple[str, ...] = ()
     passes: PassSet = None

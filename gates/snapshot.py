@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..lowering.errors import InputError
-from ..lowering.program import LEVELS, Level, Program, Section, digest_of
-from ..lowering.sections import CALLEE, KERNEL
+from ..lowering.program import KERNEL, LEVELS, Level, Program, Section, digest_of
+from ..lowering.sections import CALLEE
 
 FORMAT = "relower-snapshot 1"
 MAX_BYTES = 1 << 24

@@ -149,11 +149,29 @@ def _catalogue(request: dict[str, Any]) -> Any:
     ]
 
 
+def _selftest(request: dict[str, Any]) -> Any:
+    from .selftest.work import do
+
+    return do(request)
+
+
+def _foreign(request: dict[str, Any]) -> Any:
+    from ..lowering.artifact import save
+    from ..lowering.foreign import foreign_program, limit
+
+    path = Path(request["spec"])
+    limit(path.stat().st_size)
+    save(foreign_program(path), request["output"])
+    return None
+
+
 _DO: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lower": _lower,
     "explain": _explain,
     "catalogue": _catalogue,
     "stage": _stage,
+    "selftest": _selftest,
+    "foreign": _foreign,
 }
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..compat.queries import JAX_ROOT, is_internal, originals
+from ..compat.queries import JAX_ROOT, chip_queries, forget_chip, is_internal, originals
 from .locations import is_own_file
 
 _LOCK = threading.RLock()
@@ -40,7 +40,8 @@ def as_target(devices: Sequence[Any]) -> Iterator[list[str]]:
         }
         try:
             _rebind({id(before[name]): inside[name] for name in before})
-            yield seen
+            with _chip_noted(seen):
+                yield seen
         finally:
             _rebind({id(inside[name]): before[name] for name in before})
 
@@ -54,9 +55,50 @@ def recorded() -> Iterator[list[str]]:
         inside = {name: _wrap(name, function, function, seen) for name, function in before.items()}
         try:
             _rebind({id(before[name]): inside[name] for name in before})
-            yield seen
+            with _chip_noted(seen):
+                yield seen
         finally:
             _rebind({id(inside[name]): before[name] for name in before})
+
+
+@contextmanager
+def _chip_noted(seen: list[str]) -> Iterator[None]:
+    """Notes what Pallas is asked about the chip; it answers from the mesh by itself."""
+    before = {(module, name): getattr(module, name) for module, name in chip_queries()}
+    forget_chip()
+
+    def noted(name: str, original: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(original)
+        def query() -> Any:
+            value = original()
+            _record(f"pallas {name}() = {value!r} at {_asker()}", seen)
+            return value
+
+        return query
+
+    try:
+        for (module, name), original in before.items():
+            setattr(module, name, noted(name, original))
+        yield
+    finally:
+        for (module, name), original in before.items():
+            setattr(module, name, original)
+
+
+def _asker() -> str:
+    """Who asked about the chip: a line outside of jax's inside, or jax itself while lowering."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(f"{JAX_ROOT}/_src/"):
+        frame = frame.f_back
+    if is_own_file(frame.f_code.co_filename):
+        return "jax's own lowering of kernels"
+    return _shown(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _shown(path: str, line: int) -> str:
+    if path.startswith(JAX_ROOT):
+        path = "jax" + path[len(JAX_ROOT) :]
+    return f"{path}:{line}"
 
 
 def _answers(devices: Sequence[Any]) -> dict[str, Callable[..., Any]]:
@@ -98,10 +140,7 @@ def _caller() -> str:
     frame = sys._getframe(2)
     while frame.f_back is not None and is_own_file(frame.f_code.co_filename):
         frame = frame.f_back
-    path = frame.f_code.co_filename
-    if path.startswith(JAX_ROOT):
-        path = "jax" + path[len(JAX_ROOT) :]
-    return f"{path}:{frame.f_lineno}"
+    return _shown(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _rebind(replacements: dict[int, Callable[..., Any]]) -> None:

@@ -26,6 +26,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from ..compat.collector import full_collections_postponed
+from . import origin
 from .attribute_diff import shortened
 from .change import Change, Difference, Verdict
 from .comparison import Comparison
@@ -48,6 +49,7 @@ def diff(a: Program, b: Program, level: Level = "exact", allow: Sequence[str] = 
         InputError: ``level`` is none of the three, or ``allow`` names a field that no stamp has.
     """
     _checked(a, b, level, allow)
+    a, b, uncalled = origin.alike_called(a, b)
     missing = [f"{x} has no form at level {level}" for x, p in _sides(a, b) if level not in p.forms]
     if missing:
         return Difference(Verdict.UNKNOWN, level, ("", ""), tuple(missing))
@@ -64,6 +66,7 @@ def diff(a: Program, b: Program, level: Level = "exact", allow: Sequence[str] = 
     )
     if refused:
         return replace(base, reasons=tuple(refused))
+    base = replace(base, notes=uncalled + origin.opaque_calls(a, b, level))
     shared: dict[str, str] = {}
     sections = (Sections(a, a.forms[level], shared), Sections(b, b.forms[level], shared))
     absent = _absent_kernels(sections)
@@ -94,6 +97,9 @@ def _checked(a: Program, b: Program, level: str, allow: Sequence[str]) -> None:
 
 
 def _mismatches(a: Program, b: Program) -> dict[str, str]:
+    unstated = origin.unstated(a, b)
+    if unstated:
+        return {"origin": unstated}
     left, right = a.stamp.fields, b.stamp.fields
     return {
         name: f"stamp: {name} is {left.get(name, 'absent')} in a and "
@@ -128,7 +134,7 @@ def _explained(base: Difference, sections: tuple[Sections, Sections]) -> Differe
     comparison = Comparison(sections)
     comparison.run()
     groups = comparison.found.groups()
-    notes = tuple(comparison.notes())
+    notes = base.notes + tuple(comparison.notes())
     reasons: list[str] = []
     verdict = Verdict.DIFFERENT
     if not groups:

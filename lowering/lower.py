@@ -7,13 +7,15 @@ from typing import Any
 
 import jax
 
+from ..compat.callbacks import host_callbacks
 from ..compat.environment import libtpu_version, settings, versions
+from ..compat.layouts import stated_layouts
 from ..compat.lowered import calling_convention, hoisted_constants, kernel_locations
 from ..compat.mlir import mosaic_version
 from .as_target import as_target
 from .case import Case, case
 from .errors import InputError
-from .load import describe, user_line
+from .load import describe
 from .normalize import normalize
 from .program import LEVELS, Level, Program, Stamp, Unknown
 from .targets import (
@@ -133,14 +135,13 @@ def _staged(chosen: Case, mesh: Any) -> Any:
     except Exception as error:
         raise InputError(f"{name} can't be traced: {describe(error)}") from error
     try:
-        with mesh_context(mesh), kernel_locations():
+        with mesh_context(mesh), kernel_locations(), host_callbacks(), stated_layouts():
             return traced.lower(lowering_platforms=("tpu",))
     except Exception as error:
-        if "is different from the lowering platform" in str(error):
-            where = user_line(error) or "an unknown line"
+        if "require devices to be present" in str(error):
             raise InputError(
-                f"{name} can't be lowered without a TPU: jax asks for one at a host callback "
-                f"(jax.debug.print, pure_callback, io_callback) at {where}"
+                f"{name} can't be lowered on the abstract route: a host callback or a "
+                "custom_partitioning over several devices needs real ones; take --route topology"
             ) from error
         raise InputError(f"{name} can't be lowered for the TPU: {describe(error)}") from error
 
@@ -172,13 +173,14 @@ def _stamp(
     host_queries: tuple[str, ...],
 ) -> Stamp:
     extents: Mapping[str, int] = dict(mesh.shape)
+    # Axis names are no part of the stamp: they are compared where the program holds them.
     fields = {
         **versions(),
         "libtpu": "not used" if route == "abstract" else libtpu_version(),
         "mosaic": mosaic_version(route),
         "route": route,
         "target": str(target),
-        "mesh": ", ".join(f"{name}={extent}" for name, extent in extents.items()),
+        "mesh": "x".join(map(str, extents.values())),
         "axis_types": axis_types,
         "mesh_context": "use_abstract_mesh" if route == "abstract" else "set_mesh",
         **settings(),

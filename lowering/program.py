@@ -20,6 +20,10 @@ KERNEL = re.compile(r"kernel:([0-9a-f]{12})[0-9a-f]*")
 """A reference to a kernel in canonical text."""
 
 
+FOREIGN = "a file of MLIR"
+"""The stamp's only field, ``origin``, of a program that relower didn't lower itself."""
+
+
 def digest_of(text: str) -> str:
     """The sha256 of ``text`` in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,45 @@
+"""Files of MLIR on the command line: recognised here, parsed in a process with limits."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from ..lowering.artifact import load
+from ..lowering.errors import InputError
+from ..lowering.program import Program
+from .child import Job, run
+
+MAX_FILE_BYTES = 1 << 30
+TIMEOUT = 300.0
+"""Seconds for a file, where the user states none."""
+_SUFFIXES = (".mlir", ".mlirbc", ".stablehlo", ".vhlo")
+_BYTECODE = b"ML\xefR"
+
+
+def is_foreign(path: str) -> bool:
+    """Whether ``path`` is a file of MLIR: by its first bytes, else by its suffix."""
+    file = Path(path)
+    try:
+        if not file.is_file():
+            return False
+        with file.open("rb") as opened:
+            head = opened.read(len(_BYTECODE))
+    except (OSError, ValueError):
+        return False
+    return head == _BYTECODE or (file.suffix in _SUFFIXES and not head.startswith(b"PK"))
+
+
+def read_foreign(path: str, timeout: float | None = None) -> Program:
+    """The program in a file of MLIR, parsed in a spawned process of bounded memory and time.
+
+    Raises:
+        InputError: too large a file, no StableHLO, or the parser died or didn't end. One line.
+    """
+    size = Path(path).stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise InputError(f"{path}: {size} bytes; a file of MLIR has at most {MAX_FILE_BYTES}")
+    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+        output = str(Path(folder, "read.program"))
+        run(Job("foreign", spec=path, output=output), timeout=timeout or TIMEOUT)
+        return load(output)
