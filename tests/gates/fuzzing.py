@@ -12,6 +12,7 @@ import argparse
 import io
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -166,7 +167,7 @@ def modules(data: bytes, count: int, folder: Path, seed: int = 0) -> Counter[str
             path.unlink()
         pending = pending[len(answers) :]
         if pending:  # the child died at the next one
-            seen["killed the process"] += 1
+            seen["killed the parser's process, or had to be ended"] += 1
             pending.pop(0).unlink()
     return seen
 
@@ -193,6 +194,7 @@ def child() -> None:
     whole = foreign_program(base)
     for path in paths:
         started = time.monotonic()
+        signal.alarm(int(SLOW))  # a parser that doesn't end is ended, as `read_foreign` does
         try:
             found = foreign_program(path)
         except InputError as error:
@@ -204,6 +206,7 @@ def child() -> None:
                 outcome = "IDENTICAL THOUGH CHANGED"
         if time.monotonic() - started > SLOW:
             outcome = "SLOW"
+        signal.alarm(0)
         print(outcome, flush=True)
 
 
