@@ -12,6 +12,7 @@ import argparse
 import io
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -215,12 +216,9 @@ def _meaning(path: Path) -> str:
     from relower.compat.mlir import parse_stablehlo
 
     module = parse_stablehlo(path.read_bytes())
-    names = {"jax.result_info": "", "sym_name": ""}
     text: str = module.operation.get_asm(print_generic_op_form=True, use_local_scope=True)
-    import re
-
-    for name in names:
-        text = re.sub(rf'{name} = "[^"]*"', name, text)
+    for name in ("jax.result_info", "sym_name", "kernel_name"):
+        text = re.sub(rf'{name} = "(?:[^"\\\\]|\\\\.)*"', name, text)
     return re.sub(r"@\w+|handle = \d+|%[\w#]+", "@", text)
 
 
