@@ -218,7 +218,7 @@ def _meaning(path: Path) -> str:
     module = parse_stablehlo(path.read_bytes())
     text: str = module.operation.get_asm(print_generic_op_form=True, use_local_scope=True)
     for name in ("jax.result_info", "sym_name", "kernel_name"):
-        text = re.sub(rf'{name} = "(?:[^"\\\\]|\\\\.)*"', name, text)
+        text = re.sub(rf'{name} = "(?:[^"\\]|\\.)*"', name, text)
     return re.sub(r"@\w+|handle = \d+|%[\w#]+", "@", text)
 
 
