@@ -200,14 +200,19 @@ def _shown(value: Number) -> str:
 
 
 def measured(program: Program, metric: str) -> int | None:
-    """The value of a metric that a lowered program shows by itself; None for any other."""
+    """The value of a metric that a lowered program shows by itself; None for any other.
+
+    None too for the calls of a kernel by name, where its body is called by other names as well.
+    """
     family, _, rest = metric.partition(".")
     if family == "ops":
         return sum(program.ops.values()) if rest == "total" else program.ops.get(rest, 0)
-    if family == "kernels":
-        return sum(
-            count
-            for key, count in program.kernel_calls.items()
-            if not rest or fnmatch.fnmatchcase(program.kernels[key].label, rest)
-        )
-    return None
+    if family != "kernels":
+        return None
+    total = 0
+    for key, count in program.kernel_calls.items():
+        meant = {not rest or fnmatch.fnmatchcase(name, rest) for name in program.kernels[key].names}
+        if len(meant) > 1:
+            return None
+        total += count * meant.pop()
+    return total

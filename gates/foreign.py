@@ -11,8 +11,9 @@ from ..lowering.program import Program
 from .child import Job, run
 
 MAX_FILE_BYTES = 1 << 30
-TIMEOUT = 300.0
-"""Seconds for a file, where the user states none."""
+TIMEOUT = 30.0
+"""Seconds for a small file, where the user states none; a large one has more, by its size."""
+BYTES_A_SECOND = 100_000
 _SUFFIXES = (".mlir", ".mlirbc", ".stablehlo", ".vhlo")
 _BYTECODE = b"ML\xefR"
 
@@ -41,5 +42,6 @@ def read_foreign(path: str, timeout: float | None = None) -> Program:
         raise InputError(f"{path}: {size} bytes; a file of MLIR has at most {MAX_FILE_BYTES}")
     with tempfile.TemporaryDirectory(prefix="relower-") as folder:
         output = str(Path(folder, "read.program"))
-        run(Job("foreign", spec=path, output=output), timeout=timeout or TIMEOUT)
+        limit = timeout or TIMEOUT + size / BYTES_A_SECOND
+        run(Job("foreign", spec=path, output=output), timeout=limit)
         return load(output)

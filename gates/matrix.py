@@ -20,6 +20,7 @@ from .containment import strays
 from .expectations import expectations
 from .inputs import matched
 from .parallel import in_order
+from .render import plural
 from .revision import kept, split_revision
 from .shard import Shard
 from .snapshot_files import Kept, Mode, Outcome, check, unused
@@ -280,7 +281,9 @@ def judge(cell: Cell, lowered: Lowered, matrix: Matrix, snapshots: Mode) -> Cell
     if found.verdict is Verdict.UNKNOWN:
         unclear += [f"undecided: {reason}" for reason in found.reasons] or ["undecided"]
     elif cell.identical and found.verdict is not Verdict.IDENTICAL:
-        broken.append(f"must be identical, and differs ({len(found.changes)} differences)")
+        broken.append(
+            f"must be identical, and differs ({plural(len(found.changes), 'difference')})"
+        )
     elif not cell.identical and found.verdict is not Verdict.DIFFERENT:
         broken.append("must differ, and is identical: the control shows nothing")
     elif cell.only_in:

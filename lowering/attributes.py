@@ -73,6 +73,8 @@ class AttributeReader:
     def _leaf(self, raw: str) -> str:
         if "dense_resource<" in raw and "dense_resource<" in outside_strings(raw):
             self._on_unknown("dense_resource", "the constant's bytes are outside the module")
+        if "@<" in raw and "@<" in outside_strings(raw):  # as MLIR prints an empty symbol
+            self._on_unknown(raw[:80], "a symbol that the module doesn't define")
         text = _SYMBOL.sub(self._inside, raw) if "@" in raw else raw
         return shortened(text)
 

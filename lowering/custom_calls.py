@@ -24,6 +24,10 @@ class _DuplicateKey(Exception):
     pass
 
 
+class _Inexact(Exception):
+    pass
+
+
 @dataclass(frozen=True)
 class Config:
     """A backend config: canonical text, and the encoded kernel body in it, if any."""
@@ -43,8 +47,8 @@ def read_config(raw: str, body_token: str) -> Config | None:
     if "\\u0000" in raw or "\0" in raw:
         return None  # it could pass for a reference; the text is compared as it is
     try:
-        config = json.loads(raw, object_pairs_hook=_no_duplicates)
-    except (ValueError, _DuplicateKey):
+        config = json.loads(raw, object_pairs_hook=_no_duplicates, parse_float=_exact)
+    except (ValueError, RecursionError, _DuplicateKey, _Inexact):
         return None
     if not isinstance(config, dict):
         return None
@@ -62,6 +66,14 @@ def read_config(raw: str, body_token: str) -> Config | None:
     if collective:
         inner["collective_id"] = reference("collective", str(inner["collective_id"]))
     return Config(_dump(config), reordered, body, debug is not None, collective)
+
+
+def _exact(text: str) -> float:
+    """A number that Python writes as it stands; of others the config's own text is compared."""
+    value = float(text)
+    if repr(value) != text:
+        raise _Inexact
+    return value
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -10,13 +10,14 @@ such a kernel is then known by the digest of its bytes.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 from ..compat.mlir import NEWEST, PassManager, ir, mosaic_context
 from .exact import ExactPrinter
 from .printed import Printer
 from .printer import PREFIXES, Names, Page
-from .program import Section, digest_of
+from .program import SEVERAL, Section, digest_of
 from .read import KERNEL_DIALECTS
 from .session import Session
 
@@ -48,7 +49,15 @@ class KernelTable:
             )
             self.sections.setdefault(section.name, section)
             self._tokens[key] = f"kernel:{digest}"
+        self._called(self._tokens[key], label)
         return self._tokens[key]
+
+    def _called(self, token: str, label: str) -> None:
+        """Adds a name by which a kernel is called; several mostly mean one body in several uses."""
+        section = self.sections[token[: len("kernel:") + 12]]
+        if label not in section.names:
+            together = SEVERAL.join((*section.names, label))
+            self.sections[section.name] = replace(section, label=together)
 
     def _decode(self, body: bytes, label: str, loc: int) -> Page:
         if self._context is None:

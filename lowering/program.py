@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import Literal
 
 Level = Literal["exact", "inlined", "dataflow"]
+SEVERAL = " = "
+"""Between the names of one kernel body."""
 LEVELS: tuple[Level, ...] = ("exact", "inlined", "dataflow")
 
 KERNEL = re.compile(r"kernel:([0-9a-f]{12})[0-9a-f]*")
@@ -52,6 +54,11 @@ class Section:
     """What the user calls it (the function's or kernel's own name); never part of a digest."""
     locations: tuple[int, ...] = ()
     """For each line of ``text``, an index into `Program.locations`, or -1."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the label: of a kernel that is called by several, each."""
+        return tuple(self.label.split(SEVERAL))
 
     @cached_property
     def digest(self) -> str:

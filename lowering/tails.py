@@ -134,6 +134,9 @@ class Tails:
         if name == "func.call" and attrs.get("callee", "").startswith("@\0func\0"):
             tail.callee = unquoted(raw["callee"][1:])
             del attrs["callee"]
+        elif name == "func.call":
+            called = raw.get("callee", "no function")
+            self._unknown(name, f"it calls {called[:80]}, which the module doesn't define")
         elif name == CUSTOM_CALL:
             self._custom_call(raw, tail)
         elif name in TRACES and attrs.pop("message", None) is not None:

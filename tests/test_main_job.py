@@ -25,8 +25,6 @@ import routed_moe as plain  # noqa: E402
 import routed_moe_by_hand as twin  # noqa: E402
 
 SORTS = ["argsort_packed_key", "argsort_unique_pairs"]
-OTHERS = ["nonnegative_index", "inverse_permutation", "top_k_by_argmax"]
-"""Not part of what the twin writes by hand."""
 SMALL = replace(plain.TINY, vocab=17, hidden=16, head_dim=8, expert_width=8, batch=2, sequence=16)
 CONFIGS = {
     "plain": SMALL,
@@ -40,7 +38,7 @@ ROUTERS = {
     "one_takes_all": lambda router: router.at[..., 3].add(100.0),
 }
 
-OTHERS = ["nonnegative_index", "counting_scatter"]
+OTHERS = ["nonnegative_index", "inverse_permutation", "top_k_by_argmax", "counting_scatter"]
 """Not part of what the twin writes by hand."""
 
 

@@ -12,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, flash_attention
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 
+from relower.gates.budget import measured
 from relower.lowering import LEVELS, lower
 
 staging = importlib.import_module("relower.lowering.lower")
@@ -223,3 +224,22 @@ def test_where_a_kernels_locations_stand_is_noise(base, monkeypatch):
     moved = hasattr(jax._src.config, "jax_mosaic_unzip_debug_locations")
     assert beside.ledger.get("kernel-location", 0) == int(moved)
     assert "kernel-location" not in base.ledger
+
+
+def test_a_kernel_that_is_called_by_several_names_has_them_all():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    def fn(x):
+        for name in ("first", "second", "third", "third"):
+            x = pl.pallas_call(body, out_shape=X, name=name)(x)
+        return x
+
+    found = lower(fn, X)
+    names = [name for kernel in found.kernels.values() for name in kernel.names]
+    assert sorted(names) == ["first", "second", "third"]
+    (shared,) = [k for k in found.kernels.values() if {"second", "third"} <= set(k.names)]
+    assert found.kernel_calls[shared.name] >= 3
+    assert measured(found, "kernels") == measured(found, "kernels.*") == 4
+    assert measured(found, "kernels.third") is None
+    assert measured(found, "kernels.fourth") == 0

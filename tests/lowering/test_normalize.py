@@ -1,8 +1,13 @@
 """Modules made by hand: what must differ, what must match, and what must be UNKNOWN."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from relower.lowering import LEVELS
+from relower.lowering import LEVELS, lower
+from relower.lowering.change import Verdict
+from relower.lowering.diff import diff
 from relower.lowering.errors import InputError
 
 BASE = """
@@ -321,3 +326,35 @@ def test_a_name_with_the_mark_of_references_is_refused(normal):
     text = module_of(("public", "main", '@"a\\00b"'), ("private", '"a\\00b"', "abs"))
     with pytest.raises(InputError, match="holds a NUL character"):
         normal(text)
+
+
+def test_a_call_of_a_function_with_an_empty_name_is_unknown():
+    """MLIR prints its symbol as no symbol, so which function is called can't be read."""
+    programs = []
+    for op in (jnp.tanh, jnp.sin):
+
+        def called(x, op=op):
+            return op(x)
+
+        called.__name__ = called.__qualname__ = ""
+        programs.append(lower(lambda x, f=called: jax.jit(f)(x) + 1, np.ones(4, np.float32)))
+    for level in LEVELS:
+        found = diff(*programs, level=level)
+        assert found.verdict is not Verdict.IDENTICAL
+        assert diff(programs[0], programs[0], level=level).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [("1e400", "1e500"), ("0.1", "0.10000000000000000001"), ("[" * 3000, "[" * 3001)],
+    ids=["overflow", "digits", "depth"],
+)
+def test_a_config_is_compared_to_the_last_digit(digests, one, two):
+    def module(value):
+        return f"""module {{ func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
+          %0 = stablehlo.custom_call @tpu_custom_call(%x) {{
+            backend_config = "{{\\22a\\22: {value}}}" }} : (tensor<4xf32>) -> tensor<4xf32>
+          return %0 : tensor<4xf32> }} }}"""
+
+    assert set(digests(module(one)).values()).isdisjoint(digests(module(two)).values())
+    assert digests(module("0.25")) == digests(module("0.25"))

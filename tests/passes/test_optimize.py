@@ -713,7 +713,7 @@ class TestGarbageCollector:
 
         jax.jit(relower.optimize(f)).trace(jnp.arange(8))
         assert seen[0][0] == 10_000
-        assert seen[0][1] == before[1]
+        assert seen[0][1] > before[1]
         assert seen[0][2] > before[2]
         assert gc.get_threshold() == before
 
