@@ -37,10 +37,10 @@ def excerpts(a: Section, b: Section, opened: Callable[[int, str], str]) -> tuple
         opened: for a side and a text, the text with references to other sections by what those
             hold, and `UNSURE` in those that aren't the same on both sides.
     """
-    sides = tuple(Lines.of(s.text, opened(i, s.text)) for i, s in enumerate((a, b)))
+    sides = (Lines.of(a.text, opened(0, a.text)), Lines.of(b.text, opened(1, b.text)))
     if not all(lines.counted() for lines in sides):
         return a, b
-    nestings = tuple(Nesting.of(lines.lines) for lines in sides)
+    nestings = (Nesting.of(sides[0].lines), Nesting.of(sides[1].lines))
     if nestings[0] is None or nestings[1] is None:
         return a, b
     ends = common_ends(*sides)
