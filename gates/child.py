@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..lowering.errors import InputError
+from ..lowering.process import kill_group
 from .revision import at, locate
 
 NOISE_LINES = 12
@@ -139,7 +140,7 @@ def _answered(
 def end_all() -> None:
     """Kills every child that `run` is waiting for, in whatever thread."""
     for started in list(_RUNNING):
-        _signal(started)
+        kill_group(started)
 
 
 def _start(
@@ -173,15 +174,8 @@ def _wait(child: subprocess.Popen[bytes], request: str, timeout: float | None, j
 def _kill(child: subprocess.Popen[bytes]) -> None:
     """Ends the child and what it started; nothing where it has ended."""
     if child.poll() is None:
-        _signal(child)
+        kill_group(child)
         child.wait()
-
-
-def _signal(child: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _died(job: Job, code: int, noise: Path) -> str:

@@ -23,6 +23,8 @@ from ..compat.queries import JAX_ROOT, chip_queries, forget_chip, is_internal, o
 from .locations import is_own_file
 
 _LOCK = threading.RLock()
+WHILE_LOWERING = "jax's own lowering of kernels"
+"""Where a query comes from that jax makes each time it lowers, whatever it traced before."""
 
 
 @contextmanager
@@ -91,7 +93,7 @@ def _asker() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(f"{JAX_ROOT}/_src/"):
         frame = frame.f_back
     if is_own_file(frame.f_code.co_filename):
-        return "jax's own lowering of kernels"
+        return WHILE_LOWERING
     return _shown(frame.f_code.co_filename, frame.f_lineno)
 
 

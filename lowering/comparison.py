@@ -10,6 +10,7 @@ from typing import Literal
 from .align import Aligner
 from .change import Change, Collector
 from .contexts import Contexts
+from .excerpt import excerpts
 from .optext import Op
 from .program import KERNEL, Section
 from .sections import Sections
@@ -19,7 +20,8 @@ from .tree_diff import SectionDiff, Side
 MAX_CHANGES = 10_000
 """Changes that are kept; more are counted and reported as a note."""
 MAX_LINES = 2_000_000
-"""Lines of text that the tree comparison reads; sections beyond are reported as a whole."""
+"""Lines that the tree comparison reads, of the ends that both sides have in common only what is
+needed (`excerpts`); sections beyond are reported as a whole."""
 
 
 @dataclass
@@ -111,23 +113,24 @@ class Comparison:
     def _compare(self, x: Section, y: Section) -> None:
         a, b = self.sections
         pair = (x.name, y.name)
+        x, y = excerpts(x, y, self._opened)
         self.lines -= x.text.count("\n") + y.text.count("\n")
         if self.lines < 0:
             self.skipped.append(x.label or x.name)
             self._changes.append((pair, [_whole("text", x)]))
             return
-        aligner = Aligner((a.opened, b.opened), self.budget)
-        alignment = aligner.align(a.tree(x), b.tree(y))
-        sides = (
-            Side(x, a.tree(x), a.program.locations),
-            Side(y, b.tree(y), b.program.locations),
-        )
+        trees = (a.tree(x), b.tree(y))
+        alignment = Aligner((a.opened, b.opened), self.budget).align(*trees)
+        sides = (Side(x, trees[0], a.program.locations), Side(y, trees[1], b.program.locations))
         changes: list[Change] = []
         for op_a, op_b in alignment.ops:
             if "@" in op_a.rest or "kernel:" in op_a.rest:
                 changes.extend(self._references(op_a, op_b, sides))
         changes.extend(SectionDiff(*sides, alignment, _names_the_same).changes())
         self._changes.append((pair, changes))
+
+    def _opened(self, side: int, text: str) -> str:
+        return self.sections[side].opened_beside(self.sections[1 - side], text)
 
     def _references(self, op_a: Op, op_b: Op, sides: tuple[Side, Side]) -> Iterator[Change]:
         """Pairs what two aligned operations refer to; a call of something else is a change."""

@@ -12,7 +12,7 @@ from ..compat.environment import libtpu_version, settings, versions
 from ..compat.layouts import stated_layouts
 from ..compat.lowered import calling_convention, hoisted_constants, kernel_locations
 from ..compat.mlir import mosaic_version
-from .as_target import as_target
+from .as_target import WHILE_LOWERING, as_target
 from .case import Case, case
 from .errors import InputError
 from .load import describe
@@ -31,6 +31,8 @@ from .targets import (
 
 _LAST_TARGET: list[Target] = []
 """What this process lowered for last, if anything."""
+_ANSWERED: list[str] = []
+"""Queries that the last lowering answered, which jax's traces may hold from now on."""
 
 
 def lower(
@@ -100,21 +102,26 @@ def stage(chosen: Case, target: Target, mesh: Any, route: Route) -> tuple[Any, t
         InputError: as for `lower`.
     """
     devices = target.devices() if route == "abstract" else topology_devices(target)
-    _forget_other_targets(target)
+    _forget_answers(target)
     with as_target(devices) as queries:
-        lowered = _staged(chosen, mesh)
+        try:
+            lowered = _staged(chosen, mesh)
+        finally:
+            _ANSWERED.extend(query for query in queries if not query.endswith(WHILE_LOWERING))
     return lowered, tuple(queries)
 
 
-def _forget_other_targets(target: Target) -> None:
-    """Drops jax's caches where this process last lowered for another target.
+def _forget_answers(target: Target) -> None:
+    """Drops jax's caches where a trace in them holds answers about its devices.
 
-    jax keys its traces by the mesh, which two targets may share; what the code asked about its
-    devices while it was traced would then be answered for the target before.
+    jax keys its traces by the mesh, which two targets may share; what the code asked while it was
+    traced would be answered for the target before. For the same target the answers are the same,
+    but only a trace made anew shows what the code asks.
     """
-    if _LAST_TARGET and _LAST_TARGET != [target]:
+    if _LAST_TARGET and (_ANSWERED or _LAST_TARGET != [target]):
         jax.clear_caches()
     _LAST_TARGET[:] = [target]
+    _ANSWERED.clear()
 
 
 def _staged(chosen: Case, mesh: Any) -> Any:

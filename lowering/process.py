@@ -72,19 +72,19 @@ def run_limited(
                 break
             time.sleep(POLL_SECONDS)
     finally:
-        _end_group(child)
+        kill_group(child)
+        child.wait()
     taken = time.monotonic() - start
     code = child.returncode
     return Ended(why or ("signal" if code < 0 else "exit"), code, taken, peak)
 
 
-def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """Kills every process of the group, also where its first one has ended."""
+def kill_group(child: subprocess.Popen[bytes]) -> None:
+    """Kills every process of a child's own group, also where its first one has ended."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass  # none is left
-    child.wait()
 
 
 def group_memory(group: int) -> int:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 
+from .excerpt import UNSURE
 from .optext import Block, read
 from .program import KERNEL, Form, Program, Section, digest_of
 
@@ -20,14 +21,11 @@ class Sections:
         self.program = program
         self.form = form
         self.by_name = {s.name: s for s in form.sections}
-        self._trees: dict[str, Block] = {}
         self._shared = shared
 
     def tree(self, section: Section) -> Block:
-        """The operations of a section, read once."""
-        if section.name not in self._trees:
-            self._trees[section.name] = read(section.text, self._shared)
-        return self._trees[section.name]
+        """The operations of a section of this program, or of an excerpt from one."""
+        return read(section.text, self._shared)
 
     def kernel(self, name: str) -> Section | None:
         """The kernel that ``kernel:<12 digits>…`` names."""
@@ -69,6 +67,28 @@ class Sections:
         loose = CALLEE.sub(lambda m: f"@{self.label(m[1])}", rest)
         loose = KERNEL.sub(lambda m: f"kernel:{self._kernel_label(m[0])}", loose)
         return self._substituted(rest, self.closed), loose
+
+    def opened_beside(self, other: Sections, text: str) -> str:
+        """``text`` with references by what those hold, where ``other`` holds that as well."""
+        if "@" in text:
+            there = set(other.closed.values())
+
+            def callee(match: re.Match[str]) -> str:
+                digest = self.closed.get(match[1])
+                if digest is None:
+                    return match[0]
+                return f"@{digest if digest in there else UNSURE}"
+
+            text = CALLEE.sub(callee, text)
+        if "kernel:" in text:
+
+            def kernel(match: re.Match[str]) -> str:
+                mine, its = self.kernel(match[0]), other.kernel(match[0])
+                same = mine is not None and its is not None and mine.text == its.text
+                return match[0] if same else UNSURE
+
+            text = KERNEL.sub(kernel, text)
+        return text
 
     def label(self, name: str) -> str:
         """What the user calls a function, without the number that JAX gives a second one."""

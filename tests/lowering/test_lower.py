@@ -181,6 +181,18 @@ def test_a_trace_for_one_target_does_not_answer_for_another():
         assert f"jax.device_count() = {count}" in program.stamp.queries[0]
 
 
+def test_a_second_lowering_lists_the_same_queries():
+    @jax.jit
+    def per_device(x):
+        return x * jax.device_count()
+
+    first = lower(lambda x: per_device(x) + 1, X)
+    again = lower(lambda x: per_device(x) + 1, X)
+    assert len(first.stamp.queries) == 1
+    assert again.stamp.queries == first.stamp.queries
+    assert forms(again) == forms(first)
+
+
 def test_locations_name_the_users_line_and_scope(base):
     path, program = base
     wanted = next(i for i, line in enumerate(PROGRAM.splitlines(), 1) if "jnp.tanh" in line)
