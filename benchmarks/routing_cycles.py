@@ -306,7 +306,9 @@ def run(row: Row, limit: float, show: Callable[[str], None]) -> tuple[list[dict[
     rewritten = [
         r["cycles"]
         for step, r in zip(row.steps, results)
-        if (step.passes or step.all_passes) and r.get("cycles") and r["rung"] == results[0].get("rung")
+        if (step.passes or step.all_passes)
+        and r.get("cycles")
+        and r["rung"] == results[0].get("rung")
     ]
     best = base / min(rewritten) if base and rewritten else 0.0
     held = best >= row.wanted

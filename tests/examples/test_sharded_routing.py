@@ -45,8 +45,8 @@ class Setting:
     @property
     def config(self):
         return replace(
-            BASE, layers=self.layers, experts=self.experts, experts_per_token=self.k, chunks=self.chunks,
-            buffer=self.buffer, padding=self.padding, dtype=self.dtype,
+            BASE, layers=self.layers, experts=self.experts, experts_per_token=self.k,
+            chunks=self.chunks, buffer=self.buffer, padding=self.padding, dtype=self.dtype,
             router_dtype=self.router_dtype,
         )  # fmt: skip
 
@@ -84,7 +84,9 @@ def inputs(setting, seed=0):
     params = {name: params[name] for name in names}
     params["router"] = ROUTERS[setting.router](params["router"])
     tokens = setting.tokens * 8
-    x = jnp.abs(jax.random.normal(jax.random.key(2 * seed + 1), (tokens, HIDDEN))).astype(setting.dtype)
+    x = jnp.abs(jax.random.normal(jax.random.key(2 * seed + 1), (tokens, HIDDEN))).astype(
+        setting.dtype
+    )
     return params, x, jnp.arange(tokens) % 3 != 1
 
 
