@@ -14,9 +14,9 @@ TPU7x cycles for 81,920 positions, 106,054 before (libtpu 0.0.52):
 - ``packed``: one word for permutation and slot where 32 bits hold two positions; 20,952.
 - ``pairs``: the unstable sort; 81,987.
 - ``counting``: ranks counted from the integers that ``p`` is the stable order of; 227,953 where
-  these are 512 different ones, 61,203 for 128, 20,663 for 8 (libtpu 0.0.50). Of 163,840 positions
-  128 columns take 105,120 and 129 take 258,278, pairs 150,709; but the last of all values is what
-  the others leave, so that 129 values need 128 columns.
+  these are 512 different ones, 61,203 for 128, 20,663 for 8 (libtpu 0.0.50). The last of all values
+  is what the others leave, so that 129 need 128 columns, a register's lanes: for 163,840 positions
+  129,874 against 150,709 of pairs; with a column of its own 258,278.
 - ``scatter``: each position written where ``p`` says; 568,598.
 - ``window``: where all that read the inverse select it by a mask that holds only for keys in a
   window, as one shard's experts: counted in the window, −1 elsewhere.
@@ -46,7 +46,7 @@ from .base import Contract, Example, Match, Pass, Reason, Replacement, Requireme
 _FREE, _SORTS = ("at_hand", "threaded"), ("packed", "pairs")
 _PACKED, _PAIRS = 20_952 / 81_920, 81_987 / 81_920
 """Estimated TPU7x cycles for each slot that is sorted."""
-_COUNTED, _PER_COLUMN, _LANES = 0.19, 0.0040, 128
+_COUNTED, _PER_COLUMN, _LANES = 0.19, 0.0047, 128
 """The same for each slot whose rank is counted, and for each column of values, up to 128."""
 _WIDER, _PER_WIDE_COLUMN = 1.2, 0.0054
 """The same for more columns than a register has lanes: no fewer cycles than 256 take."""
