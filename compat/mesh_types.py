@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jax.sharding import AxisType
@@ -36,7 +37,7 @@ def told_apart(a: Any, b: Any) -> tuple[str, str]:
     return left, right
 
 
-_TRAITS = {
+_TRAITS: dict[str, Callable[[Any], Any]] = {
     "weak_type": lambda aval: getattr(aval, "weak_type", False),
     "mesh": lambda aval: getattr(getattr(aval, "sharding", None), "mesh", None),
     "sharding": lambda aval: getattr(aval, "sharding", None),
