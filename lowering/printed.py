@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..compat.mlir import locations_in_order
+from .errors import InputError
 from .ir import Function, key_text
 from .session import Session
 from .syntax import closing, entries, split
@@ -59,6 +60,8 @@ class Printer:
     def _top_level(self, op: Any) -> None:
         if op.name == "func.func":
             key = op.attributes["sym_name"].value
+            if "\0" in key:  # which marks references, and no name that a person gives
+                raise InputError(f"the name of function {key!r} holds a NUL character; rename it")
             attributes = op.attributes
             if (
                 "sym_visibility" not in attributes  # public is MLIR's default

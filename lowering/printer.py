@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .ir import REFERENCE, Block, Function, Module, Op
+from .program import digest_of
+
+_PLAIN = re.compile(r"[\w$.-]+")
 
 
 @dataclass
@@ -172,6 +176,15 @@ class FunctionPrinter:
         return f"({inputs}) -> {outcome if is_bare else f'({outcome})'}"
 
 
+def public_name(key: str) -> str:
+    """The name of a function that callers may enter; never that of a numbered or another one."""
+    if key == "main":
+        return key
+    if not _PLAIN.fullmatch(key):
+        key = f"sha256:{digest_of(key)}"  # Without quotes and spaces, and so never a plain one.
+    return f'"{key}"'
+
+
 def in_order(names: Names, public: list[str], keys: list[str]) -> Iterator[tuple[str, str]]:
     """Name and key of every function: public ones first, each callee when first met."""
     done: set[str] = set()
@@ -184,7 +197,8 @@ def in_order(names: Names, public: list[str], keys: list[str]) -> Iterator[tuple
                 yield names.name("func", key), key
 
     for key in public:
-        names.fix("func", key, key)
+        names.fix("func", key, public_name(key))
+    for key in public:
         names.pending.append(key)
         yield from pending()
     for key in keys:

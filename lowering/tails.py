@@ -124,9 +124,10 @@ class Tails:
         return tail
 
     def _attributes(self, name: str, raw: dict[str, str], tail: Tail) -> None:
-        frontend = entries(raw.pop(FRONTEND, "{}"))
+        frontend = entries(raw.get(FRONTEND, ""))
         read = self.attributes.text
         if isinstance(frontend, dict):
+            raw = {key: value for key, value in raw.items() if key != FRONTEND}
             tail.frontend = {key: read(value) for key, value in frontend.items()}
         attrs = {key: read(raw[key]) for key in sorted(raw)}
         tail.attrs = attrs

@@ -31,6 +31,8 @@ from .base import Contract, Example, Match, Pass, Reason, Replacement, Requireme
 _PARAMS = frozenset({"dimension_numbers", "fill_value", "indices_are_sorted", "mode",
                      "slice_sizes", "unique_indices"})  # fmt: skip
 _MODES = lax.GatherScatterMode
+# StableHLO's gather clamps: a promise that is broken gives the first or the last element too.
+_CLAMPED = (_MODES.CLIP, _MODES.PROMISE_IN_BOUNDS)
 
 
 def _gather() -> Any:
@@ -99,12 +101,12 @@ def _counts(match: Match) -> Reason | None:
 def _in_bounds(match: Match) -> Reason | None:
     mode, size = match.eqn.params["mode"], match.eqn.invars[0].aval.size
     fact = match.scope.fact(match.eqn.invars[1])
-    if mode is _MODES.PROMISE_IN_BOUNDS or fact.within(0, size - 1):
+    if mode in _CLAMPED or fact.within(0, size - 1):
         return None
     lo, hi = ("unknown" if bound is None else bound for bound in (fact.lo, fact.hi))
     return Reason("out-of-bounds", "an index may lie outside the table",
                   f"mode {getattr(mode, 'name', mode)}, lo={lo}, hi={hi}",
-                  f"indices known to lie in [0, {size - 1}], or promised to")  # fmt: skip
+                  f"indices known to lie in [0, {size - 1}], or clamped to it")  # fmt: skip
 
 
 def _exact(match: Match) -> Reason | None:
@@ -136,9 +138,11 @@ def _replace(match: Match) -> Replacement:
     index = plain_index(match.scope, eqn.invars[1])
     is_vector = index.aval.shape != out.shape
     wraps, weak_index = form.div * form.mod < size, index.aval.weak_type
+    clamped = not match.scope.fact(eqn.invars[1]).within(0, size - 1)
 
     def counted(i: Any) -> Sequence[Any]:
         i = lax.squeeze(i, [out.ndim]) if is_vector else i
+        i = _clamp(i, size - 1) if clamped else i
         i = i if i.dtype == work else i.astype(work)
         i = i if form.div == 1 else lax.div(i, work.type(form.div))
         i = lax.rem(i, work.type(form.mod)) if wraps else i
@@ -149,7 +153,16 @@ def _replace(match: Match) -> Replacement:
             return [weak(i)]
         return [lax.convert_element_type(i, out.dtype) if weak_index else i]
 
-    return Replacement((index,), tuple(eqn.outvars), counted, (form, size, is_vector, work))
+    return Replacement(
+        (index,), tuple(eqn.outvars), counted, (form, size, is_vector, work, clamped)
+    )
+
+
+def _clamp(index: Any, last: int) -> Any:
+    """An index in bounds, in its own dtype, which may not hold all of them."""
+    limit = limits(index.dtype)
+    assert limit is not None
+    return lax.clamp(index.dtype.type(0), index, index.dtype.type(min(last, limit[1])))
 
 
 def before(scores: jax.Array) -> jax.Array:
@@ -182,7 +195,7 @@ PASS = Pass(
             "not-affine", "The table is an iota, maybe repeated by element or as a whole.", _counts
         ),
         Requirement(
-            "out-of-bounds", "The indices are known or promised to be in bounds.", _in_bounds
+            "out-of-bounds", "The indices are known to be in bounds, or clamped.", _in_bounds
         ),
         Requirement("too-wide", "A dtype at hand holds every step of the arithmetic.", _exact),
     ),

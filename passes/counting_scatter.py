@@ -89,6 +89,14 @@ def _exact(match: Match) -> Reason | None:
                   f"at most {most} times")  # fmt: skip
 
 
+def _positive(match: Match) -> Reason | None:
+    each, dtype = match.captures["each"], match.eqn.outvars[0].aval.dtype
+    if each >= 0 or not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    return Reason("negative", "a place without ids would hold -0", f"{each} for each id in {dtype}",
+                  "a positive number, or integers")  # fmt: skip
+
+
 def _ids_of_a_row(match: Match, elements: Elements) -> int:
     shape = match.eqn.invars[1].aval.shape
     return int(np.prod([shape[d] for d in elements.free], dtype=np.int64))
@@ -158,6 +166,7 @@ PASS = Pass(
             "2²⁴ ids.",
             _exact,
         ),
+        Requirement("negative", "What a float counts by is positive.", _positive),
     ),
     profitable=_fewer_cycles,
     replace=_replace,

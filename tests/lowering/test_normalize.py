@@ -3,6 +3,7 @@
 import pytest
 
 from relower.lowering import LEVELS
+from relower.lowering.errors import InputError
 
 BASE = """
 module @jit_step attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32} {
@@ -271,3 +272,52 @@ def test_equal_meshes_are_merged_from_inlined_on(digests):
     assert one["exact"] != both["exact"]
     assert one["inlined"] == both["inlined"]
     assert one["dataflow"] == both["dataflow"]
+
+
+def module_of(*functions):
+    body = "\n".join(
+        f"func.func {kind} @{name}(%x: tensor<4xf32>) -> tensor<4xf32> {{\n"
+        + "".join(
+            f"%{i + 1} = func.call @{op[1:]}(%{i or 'x'}) : (tensor<4xf32>) -> tensor<4xf32>\n"
+            if op.startswith("@")
+            else f"%{i + 1} = stablehlo.{op} %{i or 'x'} : tensor<4xf32>\n"
+            for i, op in enumerate(ops)
+        )
+        + f"return %{len(ops)} : tensor<4xf32>\n}}"
+        for kind, name, *ops in functions
+    )
+    return f"module {{\n{body}\n}}"
+
+
+def test_a_public_functions_name_is_never_taken_for_a_private_ones(digests):
+    """A caller may know it by its name, whatever it is, and wherever it is called first."""
+    rest = [("public", "f1", "sine"), ("private", "g", "abs")]
+    one = module_of(("public", "main", "@g", "tanh"), *rest, ("public", "h", "@g", "@g"))
+    two = module_of(("public", "main", "@g", "tanh"), *rest, ("public", "h", "@g", "@f1"))
+    assert all(a != b for a, b in zip(digests(one).values(), digests(two).values(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["z", '"k k"', '"k\\0Ak"', '"module"', '"\\C3\\A9"'])
+def test_a_public_functions_name_is_compared(digests, name):
+    one, two = (
+        module_of(("public", "main", "@g", f"@{k}"), ("private", "g", "abs"), ("public", k, "sine"))
+        for k in ("k", name)
+    )
+    found, wanted = digests(two), digests(one)
+    assert found == digests(two)
+    assert set(found.values()).isdisjoint(wanted.values())
+
+
+def test_frontend_attributes_that_are_no_dictionary_are_compared(digests):
+    text = """module { func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+      %0 = "stablehlo.custom_call"(%x) {call_target_name = "t", mhlo.frontend_attributes = "x"}
+        : (tensor<4xf32>) -> tensor<4xf32>
+      return %0 : tensor<4xf32> } }"""
+    changed = text.replace('= "x"', '= "y"')
+    assert set(digests(text).values()).isdisjoint(digests(changed).values())
+
+
+def test_a_name_with_the_mark_of_references_is_refused(normal):
+    text = module_of(("public", "main", '@"a\\00b"'), ("private", '"a\\00b"', "abs"))
+    with pytest.raises(InputError, match="holds a NUL character"):
+        normal(text)

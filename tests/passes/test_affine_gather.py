@@ -93,6 +93,23 @@ def test_what_is_promised_needs_no_proof(same):
     same(lambda i: table()[i], np.array([-1, -12, 0, 11], np.int32), passes=[NAME], applied=ONE)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int8, np.uint32])
+def test_indices_out_of_bounds_are_clamped_as_the_gather_clamps_them(same, form, dtype):
+    info = np.iinfo(dtype)
+    index = np.array([0, 11, 12, info.max, info.min, 13 % info.max], dtype)
+    for mode in ("clip", "promise_in_bounds"):
+        fn = lambda i, mode=mode: FORMS[form]().at[i].get(mode=mode, wrap_negative_indices=False)
+        same(fn, index, passes=[NAME], applied=ONE)
+    # What indexing does by default: negative ones count from the end, and what is left is clamped.
+    same(lambda i: FORMS[form]()[i], index, passes=[NAME], applied=ONE)
+
+
+def test_a_table_longer_than_the_index_dtype_counts(same):
+    fn = lambda i: jnp.arange(300).at[i].get(mode="clip", wrap_negative_indices=False)
+    same(fn, np.array([0, 127, -128], np.int8), passes=[NAME], applied=ONE)
+
+
 def test_scalars(same):
     fn = lambda i: jnp.take(jnp.repeat(jnp.arange(6), 2), known(i, 12))
     same(fn, np.int32(7), passes=[NAME], applied=ONE)
@@ -333,22 +350,20 @@ def test_declines_an_offset_that_is_not_known(same, why):
     assert [r.split(":")[0] for r in why(report, NAME)[0]] == ["not-affine"]
 
 
-@pytest.mark.parametrize("mode", ["fill", "clip"])
-def test_declines_indices_that_may_be_out_of_bounds(same, why, mode):
+def test_declines_indices_that_may_be_out_of_bounds(same, why):
     index = np.array([0, 11, 12, -1, -13, 99], np.int32)
     table = lambda: jnp.repeat(jnp.arange(6), 2)
-    name = {"fill": "FILL_OR_DROP", "clip": "CLIP"}[mode]
     for lo, hi, bounds in ((None, None, "lo=unknown, hi=unknown"), (0, 12, "lo=0, hi=12"),
                            (-1, 11, "lo=-1, hi=11")):  # fmt: skip
 
         def fn(i, lo=lo, hi=hi):
             i = i if lo is None else jnp.clip(i, lo, hi)
-            return table().at[i].get(mode=mode, wrap_negative_indices=False)
+            return table().at[i].get(mode="fill", wrap_negative_indices=False)
 
         report = same(fn, index, passes=[NAME], applied={})
         assert why(report, NAME) == [
-            [f"out-of-bounds: an index may lie outside the table (found mode {name}, {bounds}; "
-             "wanted indices known to lie in [0, 11], or promised to)"]
+            [f"out-of-bounds: an index may lie outside the table (found mode FILL_OR_DROP, "
+             f"{bounds}; wanted indices known to lie in [0, 11], or clamped to it)"]
         ]  # fmt: skip
 
 

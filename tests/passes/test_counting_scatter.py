@@ -184,6 +184,13 @@ def test_declines_counts_added_to_something(same):
     assert codes(same(below, IDS, passes=[NAME], applied={})) == [["not-zeros"]]
 
 
+def test_declines_counting_down_in_floats(same):
+    """No ids there: the scatter leaves +0, and a product with a negative number would be -0."""
+    fn = added(9, np.float32, each=-1.0)
+    assert codes(same(fn, IDS, passes=[NAME], applied={})) == [["negative"]]
+    same(added(9, np.int32, each=-1), IDS, passes=[NAME], applied=ONE)
+
+
 def test_declines_counts_that_may_not_be_exact(same):
     """A bfloat16 count stops at 256; a half three times sums exactly, but is not looked into."""
     many = np.zeros(300, np.int32)
