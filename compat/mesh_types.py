@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jax.sharding import AxisType
@@ -23,3 +24,22 @@ def differs_only_in_mesh(a: Any, b: Any) -> bool:
     automatic = all(kind == AxisType.Auto for kind in named.mesh.axis_types)
     whole = all(part is None for part in named.spec)
     return automatic and whole and bool(a.update(sharding=right) == b)
+
+
+def told_apart(a: Any, b: Any) -> tuple[str, str]:
+    """Short texts of two types, with what differs where the short texts are equal."""
+    left, right = a.str_short(), b.str_short()
+    for what, of in _TRAITS.items():
+        if left != right:
+            break
+        if of(a) != of(b):
+            return f"{left} with {what} {of(a)}", f"{right} with {what} {of(b)}"
+    return left, right
+
+
+_TRAITS: dict[str, Callable[[Any], Any]] = {
+    "weak_type": lambda aval: getattr(aval, "weak_type", False),
+    "mesh": lambda aval: getattr(getattr(aval, "sharding", None), "mesh", None),
+    "sharding": lambda aval: getattr(aval, "sharding", None),
+    "memory space": lambda aval: getattr(aval, "memory_space", None),
+}

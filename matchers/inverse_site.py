@@ -11,8 +11,8 @@ from ..compat.primitives import primitive
 from .fact import limits
 from .graph import OUTPUT, Scope
 from .inverse import argsorted_key, stable_order_key
-from .key_window import Window, key_window
 from .origin import Origin, behind, origin, reach
+from .window import Window, key_window
 
 
 def inverse_call(scope: Scope, index: int) -> Atom | None:

@@ -1,146 +1,181 @@
-"""Recognise a mask that is true where a key lies in a window: ``lo <= key < hi``.
-
-The ends may be numbers or scalars that the program computes, such as the first expert of a shard.
-"""
+"""Recognise a mask that holds only where an integer key lies in a window of known width."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ..compat import jaxprs
 from ..compat.jaxprs import Atom
 from ..compat.primitives import primitive
+from .fact import limits
 from .graph import Scope, Value
+from .origin import behind
 from .subjects import is_alias
-
-_DEPTH = 16
-
-
-@dataclass(frozen=True)
-class End:
-    """One end of a window: ``value + shift``, or ``shift`` alone."""
-
-    value: Value | None
-    """A scalar of the key's dtype; None for a number."""
-    shift: int
 
 
 @dataclass(frozen=True)
 class Window:
-    """A mask that is true exactly where ``lo <= key < hi`` in exact integers."""
+    """``lo <= key < lo + width`` at every element where the mask holds."""
 
-    key: Value
-    lo: End | None
-    """None: the window has no lower end."""
-    hi: End | None
+    lo: int | Value
+    """A number, or one that is the same for all elements but only known when the program runs."""
+    width: int
 
 
-def range_where(scope: Scope, mask: Atom, atom: Atom, holds: bool = True) -> tuple[int, int] | None:
-    """The range of an integer array at the places where a mask of its shape is true.
+@dataclass(frozen=True)
+class _Bound:
+    """``key - base >= least`` or ``key - base <= most``, in exact integers."""
 
-    Args:
-        scope: The body of both.
-        mask: A bool array.
-        atom: An integer or bool array.
-        holds: Whether to tell of the places where the mask is true or where it is false.
+    base: Value | None
+    """Uniform; None is zero."""
+    least: int | None = None
+    most: int | None = None
 
-    Returns:
-        Inclusive bounds; None where the mask is known never to come out so.
+
+def key_window(scope: Scope, mask: Atom, key: Value) -> Window | None:
+    """The window that a mask restricts ``key`` to; None where that can't be proven.
+
+    The mask is a conjunction, or the negation of a disjunction, and may be computed in a call.
+    Among its terms must be a lower and an upper bound relative to one base: ``key >= base`` and
+    ``key < base + width``, in any spelling; or constants, or what is known of the key's range.
     """
-    if mask.aval.shape != atom.aval.shape:
-        raise ValueError(f"found a mask of {mask.aval.shape} for an array of {atom.aval.shape}, "
-                         "wanted one shape")  # fmt: skip
-    guard = scope.facts.guards.of(mask)
-    fact = scope.facts.guards.narrowed(atom, guard.true if holds else guard.false)
-    return None if fact is None else fact.range(atom.aval.dtype)
-
-
-def find_window(scope: Scope, mask: Atom) -> Window | None:
-    """The window that a mask is, seen through calls; None if it is none, or of several keys."""
-    conditions = list(_conditions(scope, mask, True, _DEPTH))
-    if not conditions or None in conditions:
+    assumed, key = key, behind(key)
+    found_bounds = (_bound(term, key, holds) for term, holds in _terms(scope, mask))
+    bounds = [b for b in found_bounds if b is not None]
+    if not bounds:
         return None
-    known = [c for c in conditions if c is not None]
-    keys = [key for key in (known[0][0], known[0][1]) if _is_array(key)]
-    for key in keys:
-        found = _of_key(key, known)
-        if found is not None:
-            return found
+    bases = {b.base for b in bounds}
+    known = assumed.scope.fact(assumed.atom).range(key.atom.aval.dtype)
+    bounds.append(_Bound(None, *known))
+    found: Window | None = None
+    for base in bases:
+        least = [b.least for b in bounds if b.base == base and b.least is not None]
+        most = [b.most for b in bounds if b.base == base and b.most is not None]
+        if not least or not most:
+            continue
+        width = max(min(most) - max(least) + 1, 0)
+        if base is not None and max(least) != 0:
+            continue  # base + least would have to be computed, and might overflow
+        if found is None or width < found.width:
+            found = Window(max(least) if base is None else base, width)
+    return found
+
+
+def _terms(scope: Scope, mask: Atom, holds: bool = True) -> Iterator[tuple[Value, bool]]:
+    """What must hold, or must not, wherever the mask holds, or doesn't."""
+    value = scope.resolve(mask)
+    producer = None if jaxprs.is_literal(value.atom) else value.scope.producer(value.atom)
+    if producer is None:
+        return
+    eqn, inner = producer.eqn, producer.scope
+    if eqn.primitive is primitive("and_p" if holds else "or_p"):
+        for operand in eqn.invars:
+            yield from _terms(inner, operand, holds)
+    elif eqn.primitive is primitive("not_p"):
+        yield from _terms(inner, eqn.invars[0], not holds)
+    elif is_alias(eqn):
+        yield from _terms(inner, eqn.invars[producer.result], holds)
+    else:
+        yield value, holds
+
+
+_FLIPPED = {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt", "eq": "eq"}
+_NEGATED = {"ge": "lt", "lt": "ge", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
+
+
+def _bound(term: Value, key: Value, holds: bool) -> _Bound | None:
+    """What a comparison says of the key, where it holds or where it doesn't."""
+    producer = None if jaxprs.is_literal(term.atom) else term.scope.producer(term.atom)
+    if producer is None or producer.eqn.primitive not in _comparisons():
+        return None
+    name, scope = producer.eqn.primitive.name, producer.scope
+    name = name if holds else _NEGATED[name]
+    if name == "ne":
+        return None
+    left, right = producer.eqn.invars
+    if limits(left.aval.dtype) is None:
+        return None
+    for side, other, how in ((left, right, name), (right, left, _FLIPPED[name])):
+        if behind(scope.resolve(side)) == key:
+            return _against(scope, other, how)
+        base = _subtracted(scope, side, key)
+        number = scope.fact(other).constant
+        if base is not None and number is not None:
+            return _compared(base, int(number.value), how)
     return None
 
 
-_Condition = tuple[Value, Value, int]
-"""``low + gap <= high``."""
-
-
-def _of_key(key: Value, conditions: list[_Condition]) -> Window | None:
-    lo: End | None = None
-    hi: End | None = None
-    for low, high, gap in conditions:
-        if high == key and lo is None:
-            lo = _end(low, gap)
-            if lo is None:
-                return None
-        elif low == key and hi is None:
-            hi = _end(high, 1 - gap)
-            if hi is None:
-                return None
-        else:
-            return None
-    return Window(key, lo, hi)
-
-
-def _end(value: Value, shift: int) -> End | None:
-    """A scalar, spread over the key's shape or not, or a known number."""
-    constant = value.scope.fact(value.atom).constant
-    if constant is not None:
-        return End(None, int(constant.value) + shift)
-    while _is_array(value):
-        made = value.scope.producer(value.atom)
-        if made is None or made.eqn.primitive is not primitive("broadcast_in_dim_p"):
-            return None
-        value = made.scope.resolve(made.eqn.invars[0])
-    return End(value, shift)
-
-
-def _is_array(value: Value) -> bool:
-    return value.atom.aval.shape != ()  # type: ignore[no-any-return]
-
-
-def _conditions(scope: Scope, mask: Atom, wanted: bool, depth: int) -> Iterator[_Condition | None]:
-    """The comparisons that must all hold for a mask to be as wanted; None for anything else."""
-    made = None if jaxprs.is_literal(mask) else scope.producer(mask)
-    if made is None or not depth:
-        yield None
-        return
-    scope, eqn = made.scope, made.eqn
-    operands = eqn.invars
-    joins = primitive("and_p") if wanted else primitive("or_p")
-    if eqn.primitive is joins:
-        for operand in operands:
-            yield from _conditions(scope, operand, wanted, depth - 1)
-    elif eqn.primitive is primitive("not_p"):
-        yield from _conditions(scope, operands[0], not wanted, depth - 1)
-    elif is_alias(eqn):
-        yield from _conditions(scope, operands[made.result], wanted, depth - 1)
-    else:
-        yield _comparison(scope, eqn, wanted)
-
-
-def _comparison(scope: Scope, eqn: jaxprs.Eqn, wanted: bool) -> _Condition | None:
-    """A comparison of integers as ``low + gap <= high``."""
-    if len(eqn.invars) != 2 or eqn.invars[0].aval.dtype.kind not in "iu":
+def _subtracted(scope: Scope, atom: Atom, key: Value) -> Value | None:
+    """``base`` where the atom is ``key - base`` and that can't overflow."""
+    producer = None if jaxprs.is_literal(atom) else scope.producer(atom)
+    if producer is None or producer.eqn.primitive is not primitive("sub_p"):
         return None
-    x, y = (scope.resolve(atom) for atom in eqn.invars)
-    orders = {
-        primitive("lt_p"): (x, y, 1),
-        primitive("le_p"): (x, y, 0),
-        primitive("gt_p"): (y, x, 1),
-        primitive("ge_p"): (y, x, 0),
-    }
-    found = orders.get(eqn.primitive)
-    if found is None or wanted:
-        return found
-    low, high, gap = found
-    return high, low, 1 - gap  # not low + gap <= high
+    inner, (left, right) = producer.scope, producer.eqn.invars
+    dtype = left.aval.dtype
+    limit, ours, base = limits(dtype), inner.fact(left).range(dtype), inner.fact(right).range(dtype)
+    assert limit is not None
+    exact = limit[0] <= ours[0] - base[1] and ours[1] - base[0] <= limit[1]
+    uniform = _uniform(inner, right)
+    ours_is_key = behind(inner.resolve(left)) == key
+    return uniform[0] if exact and ours_is_key and uniform and not uniform[1] else None
+
+
+def _against(scope: Scope, other: Atom, how: str) -> _Bound | None:
+    number = scope.fact(other).constant
+    if number is not None:
+        base, offset = None, int(number.value)
+    else:
+        uniform = _uniform(scope, other)
+        if uniform is None:
+            return None
+        base, offset = uniform
+    return _compared(base, offset, how)
+
+
+def _compared(base: Value | None, offset: int, how: str) -> _Bound:
+    least = {"ge": offset, "gt": offset + 1, "eq": offset}.get(how)
+    most = {"le": offset, "lt": offset - 1, "eq": offset}.get(how)
+    return _Bound(base, least, most)
+
+
+def _uniform(scope: Scope, atom: Atom) -> tuple[Value, int] | None:
+    """A scalar, repeated, and a number added to it: ``base + offset`` where nothing overflows."""
+    value = behind(scope.resolve(atom))
+    offset = 0
+    while True:
+        producer = None if jaxprs.is_literal(value.atom) else value.scope.producer(value.atom)
+        eqn: Any = None if producer is None else producer.eqn
+        if producer is None:
+            break
+        inner = producer.scope
+        if eqn.primitive is primitive("broadcast_in_dim_p") or (
+            eqn.primitive is primitive("reshape_p") and eqn.invars[0].aval.shape == ()
+        ):
+            value = behind(inner.resolve(eqn.invars[0]))
+        elif eqn.primitive is primitive("add_p"):
+            added = _added(inner, eqn)
+            if added is None:
+                break
+            value, offset = behind(inner.resolve(added[0])), offset + added[1]
+        else:
+            break
+    return (value, offset) if getattr(value.atom.aval, "shape", None) == () else None
+
+
+def _added(scope: Scope, eqn: Any) -> tuple[Atom, int] | None:
+    """The other operand of a sum with a number that can't be seen to be negative.
+
+    Should the sum overflow, it falls below its base: then no key is at least the base and less than
+    the sum, which is what a window needs.
+    """
+    for atom, other in (eqn.invars, eqn.invars[::-1]):
+        number = scope.fact(other).constant
+        if number is not None and number.value >= 0:
+            return atom, int(number.value)
+    return None
+
+
+def _comparisons() -> frozenset[Any]:
+    return frozenset(primitive(f"{name}_p") for name in _NEGATED)

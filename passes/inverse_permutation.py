@@ -14,7 +14,9 @@ TPU7x cycles for 81,920 positions, 106,054 before (libtpu 0.0.52):
 - ``packed``: one word for permutation and slot where 32 bits hold two positions; 20,952.
 - ``pairs``: the unstable sort; 81,987.
 - ``counting``: ranks counted from the integers that ``p`` is the stable order of; 227,953 where
-  these are 512 different ones, 61,203 for 128, 20,663 for 8 (libtpu 0.0.50).
+  these are 512 different ones, 61,203 for 128, 20,663 for 8 (libtpu 0.0.50). The last of all values
+  is what the others leave, so that 129 need 128 columns, a register's lanes: for 163,840 positions
+  129,874 against 150,709 of pairs; with a column of its own 258,278.
 - ``scatter``: each position written where ``p`` says; 568,598.
 - ``window``: where all that read the inverse select it by a mask that holds only for keys in a
   window, as one shard's experts: counted in the window, −1 elsewhere.
@@ -44,8 +46,10 @@ from .base import Contract, Example, Match, Pass, Reason, Replacement, Requireme
 _FREE, _SORTS = ("at_hand", "threaded"), ("packed", "pairs")
 _PACKED, _PAIRS = 20_952 / 81_920, 81_987 / 81_920
 """Estimated TPU7x cycles for each slot that is sorted."""
-_COUNTED, _PER_VALUE = 0.18, 0.0051
-"""The same for each slot whose rank is counted, and for each value that it could have."""
+_COUNTED, _PER_COLUMN, _LANES = 0.19, 0.0047, 128
+"""The same for each slot whose rank is counted, and for each column of values, up to 128."""
+_WIDER, _PER_WIDE_COLUMN = 1.2, 0.0054
+"""The same for more columns than a register has lanes: no fewer cycles than 256 take."""
 _WORTH_IT = 0.8
 
 
@@ -133,7 +137,7 @@ def _best(match: Match) -> Replacement | None:
         return free
     if "counting" in found:
         lo, hi = match.scope.fact(match.captures["key"]).range(match.captures["key"].aval.dtype)
-        if _counting_costs(match, hi - lo + 1) is None:
+        if _counting_costs(match, hi - lo) is None:
             return found["counting"]
     return next((found[name] for name in _SORTS if name in found), None)
 
@@ -144,15 +148,18 @@ def _replace(match: Match) -> Replacement:
     return best
 
 
-def _counting_costs(match: Match, values: int) -> Reason | None:
-    """Why counting doesn't pay, where there are so many values."""
+def _counting_costs(match: Match, columns: int) -> Reason | None:
+    """Why counting doesn't pay, where so many values have a column."""
     (n,) = match.captures["key"].aval.shape
     sort = n * (_PACKED if 2 * max(n - 1, 0).bit_length() <= 32 else _PAIRS)
-    counted = n * (_COUNTED + _PER_VALUE * values)
+    if columns <= _LANES:
+        counted = n * (_COUNTED + _PER_COLUMN * columns)
+    else:
+        counted = n * max(_WIDER, _PER_WIDE_COLUMN * columns)
     if counted <= _WORTH_IT * sort:
         return None
     most = _WORTH_IT * sort
-    return Reason("costs-more", f"to count ranks of {values} values does not pay against a sort",
+    return Reason("costs-more", f"to count ranks in {columns} columns does not pay against a sort",
                   f"{counted:,.0f} estimated cycles", f"at most {most:,.0f}")  # fmt: skip
 
 
@@ -166,7 +173,7 @@ def _profitable(match: Match) -> Reason | None:
         return Reason("costs-more", "a scatter costs more than the sort",
                       "no better way", "one, or this asked for by name")  # fmt: skip
     lo, hi = match.scope.fact(key).range(key.aval.dtype)
-    return _counting_costs(match, hi - lo + 1)
+    return _counting_costs(match, hi - lo)
 
 
 def before(scores: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from ..compat import vma
 from ..compat.jaxprs import Atom, Eqn
 from ..compat.tracing import rebind, type_of
 from ..compat.weak_types import weak
-from ..kernels.counting_rank import counting_rank
+from ..kernels.counting_rank import counting_rank, counting_ranks
 from ..matchers.argsort import Argsort, sort_primitive
 from ..matchers.graph import Value
 from . import argsort_packed_key
@@ -98,7 +98,7 @@ def counting(match: Match) -> Way:
         return Reason("too-many-values", "the keys can have too many values to count each",
                       f"{values} for {key.aval.shape[0]} keys",
                       f"{MOST_CELLS} together")  # fmt: skip
-    ranks = lambda key: counting_rank(key, lo, values)
+    ranks = lambda key: counting_ranks(key, lo, values)
     return _for_order(match, (key,), ranks, ("counting", lo, values), None)
 
 

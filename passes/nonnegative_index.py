@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..compat import jaxprs
+from ..compat.mesh_types import differs_only_in_mesh, told_apart
 from ..compat.tracing import primitive
 from ..matchers.graph import Scope
 from ..matchers.pattern import Captures, Mismatch
@@ -51,10 +52,12 @@ def _nonnegative(match: Match) -> Reason | None:
 
 def _same_type(match: Match) -> Reason | None:
     found, wanted = match.eqn.invars[1].aval, match.eqn.outvars[0].aval
-    if found == wanted or (found.weak_type and found.strip_weak_type() == wanted):
+    if found.weak_type and not wanted.weak_type:
+        found = found.strip_weak_type()
+    if found == wanted or differs_only_in_mesh(found, wanted):
         return None
     return Reason("type-change", "the index has another type than the select",
-                  found.str_short(), wanted.str_short())  # fmt: skip
+                  *told_apart(found, wanted))  # fmt: skip
 
 
 def _replace(match: Match) -> Replacement:

@@ -18,6 +18,7 @@ from ..compat import bodies as compat_bodies
 from ..compat import jaxprs, tracing, vma
 from ..compat.bodies import Entered, Flow, Role
 from ..compat.jaxprs import Atom, Body, Eqn, Var
+from ..compat.mesh_types import told_apart
 from .base import Accepted, Reason, SiteDeclined
 
 _MAX_ROUNDS = 8
@@ -51,8 +52,7 @@ class Retyper:
                 Reason(
                     "type-change",
                     f"the replacement by {site.rewrite.name} has another type",
-                    value.aval.str_short(),
-                    var.aval.str_short(),
+                    *told_apart(value.aval, var.aval),
                 )
             )
         self.mark(value)

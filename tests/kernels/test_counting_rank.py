@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from relower.kernels import counting_rank as module
-from relower.kernels.counting_rank import BLOCK, NOWHERE, counting_rank
+from relower.kernels.counting_rank import BLOCK, NOWHERE, counting_rank, counting_ranks
 
 DTYPES = [np.int8, np.uint8, np.int16, np.int32, np.uint32]
 
@@ -23,6 +23,30 @@ def check(keys, lo, values):
     got = jax.jit(counting_rank, static_argnums=2)(keys, np.asarray(lo, keys.dtype), values)
     assert got.dtype == np.int32
     np.testing.assert_array_equal(np.asarray(got), sorted_ranks(keys, lo, values))
+
+
+def check_all(keys, lo, values):
+    got = jax.jit(counting_ranks, static_argnums=(1, 2))(keys, lo, values)
+    assert got.dtype == np.int32
+    np.testing.assert_array_equal(np.asarray(got), sorted_ranks(keys, lo, values))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7])
+@pytest.mark.parametrize("values", [1, 2, 3, 11])
+def test_ranks_of_all(n, values):
+    random = np.random.RandomState(0)
+    check_all(random.randint(-2, values - 2, n).astype(np.int32), -2, values)
+    check_all(np.full(n, values - 3, np.int32), -2, values)  # the last value alone
+    check_all(np.full(n, -2, np.int32), -2, values)
+    check_all(random.choice([-2, values - 3], n).astype(np.int32), -2, values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ranks_of_all_at_the_ends_of_a_dtype(dtype):
+    info = np.iinfo(dtype)
+    for lo, values in ((info.min, 5), (info.max - 4, 5), (info.min, 256)):
+        keys = lo + np.random.RandomState(0).randint(0, min(values, int(info.max) - int(lo)), 300)
+        check_all(keys.astype(dtype), int(lo), values)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7])
@@ -73,6 +97,14 @@ def test_any_keys_in_any_window(keys, lo, values):
     np.testing.assert_array_equal(np.asarray(got), sorted_ranks(keys, lo, values))
 
 
+@hypothesis.settings(max_examples=30, deadline=None, derandomize=True)
+@hypothesis.given(st.lists(st.integers(0, 20), min_size=1, max_size=40), st.integers(-128, 107))
+def test_ranks_of_any_keys(keys, lo):
+    keys = (np.array(keys) + lo).astype(np.int8)
+    got = counting_ranks(jnp.asarray(keys), lo, 21)
+    np.testing.assert_array_equal(np.asarray(got), sorted_ranks(keys, lo, 21))
+
+
 MUTANTS = {
     "slots of the same block counted twice": ("_earlier_in_block", lambda f: lambda h: f(h) * 2),
     "the key itself counted": ("_earlier_in_block", lambda f: lambda h: f(h) + 1),
@@ -88,3 +120,6 @@ def test_mutants_are_caught(monkeypatch, mutant):
     keys = np.random.RandomState(0).randint(-2, 9, 2 * BLOCK + 3).astype(np.int32)
     with pytest.raises(AssertionError):
         check(keys, 3, 2)
+    if name != "_last":  # of no part in the ranks of all
+        with pytest.raises(AssertionError):
+            check_all(keys, -2, 11)

@@ -14,12 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from relower.compat import jaxprs
-from relower.matchers import transfer, transfer_numeric
+from relower.matchers import order, transfer, transfer_numeric
 from relower.matchers.assume_range import assume_range
-from relower.matchers.fact import Affine, Constant, Fact, integer
+from relower.matchers.fact import UNKNOWN, Affine, Constant, Fact, integer
 from relower.matchers.facts import Analysis
+from relower.matchers.graph import Dataflow
+from relower.matchers.order import is_sorted
 
 SHAPE = (3, 4)
 DTYPES = ("int8", "uint8", "int16", "int32", "uint32", "bool")
@@ -106,6 +110,8 @@ def run(facts, args):
 
 
 def evaluate(eqn, values):
+    if eqn.primitive.name == "axis_index":
+        return [jnp.int32(PLACE[-1])]
     results = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
 
@@ -151,7 +157,28 @@ def run_scan(eqn, children, values):
     return [*carry, *ys]
 
 
+PLACE = []
+"""Along the one mesh axis, the device whose part is being run."""
+
+
+def run_shard_map(eqn, children, values):
+    (child,) = children.values()
+    (devices,) = eqn.params["mesh"].shape.values()
+    parts = []
+    for device in range(devices):
+        PLACE.append(device)
+        try:
+            cut = zip(values, eqn.params["in_specs"], strict=True)
+            parts.append(
+                run(child, [np.split(v, devices)[device] if any(s) else v for v, s in cut])
+            )
+        finally:
+            PLACE.pop()
+    return [jnp.concatenate(results) for results in zip(*parts, strict=True)]
+
+
 STEPS = {
+    "shard_map": run_shard_map,
     "jit": run_call,
     "closed_call": run_call,
     "checkpoint": run_call,
@@ -463,7 +490,7 @@ def program(steps):
         values = list(values)
         for name, i, j, k in steps:
             x, y = values[-1 - i % len(values)], values[-1 - j % len(values)]
-            values.append(OPERATIONS[name](x, y, k))
+            values.append({**OPERATIONS, **PLACES, **RISING}[name](x, y, k))
         return tuple(values)
 
     return fn
@@ -515,6 +542,176 @@ def test_no_execution_leaves_a_fact(steps, dtypes, seed):
 def test_each_operation_on_each_type(name):
     for dtype, k in zip(DTYPES, (3, -1, 127, -128, 2, 5)):
         check([(name, 0, 1, k)], (dtype, "int8"))
+
+
+# On devices: each has its rows and knows its place.
+
+DEVICES = 3
+PLACES = {
+    "place_minus_first": no_bool(lambda x, y, k: x - literal(x, 4) * place(x)),
+    "place_place": lambda x, y, k: jnp.broadcast_to(place(x), SHAPE),
+    "place_rows_of_all": lambda x, y, k: like(
+        lax.axis_index("e") * 12 + jnp.arange(12).reshape(SHAPE), x
+    ),
+    "place_own": no_bool(
+        lambda x, y, k: jnp.where(
+            (x >= place(x) * literal(x, 4)) & (x < place(x) * literal(x, 4) + literal(x, 4)), x, y
+        )
+    ),
+    "place_others_last": no_bool(
+        lambda x, y, k: jnp.where((x >= place(x)) & (x < literal(x, 4)), x, literal(x, 4))
+    ),
+    "place_masked": no_bool(
+        lambda x, y, k: jnp.where(lax.axis_index("e") > k, literal(x, 1), like(y, x))
+    ),
+}
+
+
+def place(x):
+    return like(lax.axis_index("e"), x)
+
+
+def sharded(steps):
+    """The steps on each device's rows; those of `PLACES` among them."""
+    mesh = jax.sharding.AbstractMesh((DEVICES,), ("e",), axis_types=(AxisType.Auto,))
+    inner = program(steps)
+    return jax.shard_map(inner, mesh=mesh, in_specs=P("e"), out_specs=P("e"), check_vma=False)
+
+
+def check_sharded(steps, dtypes, seed=0):
+    batches = [
+        [jnp.concatenate(parts) for parts in zip(*of_devices, strict=True)]
+        for of_devices in zip(*(inputs(dtypes, seed + d) for d in range(DEVICES)), strict=True)
+    ]
+    facts = Analysis().enter(jax.make_jaxpr(sharded(steps))(*batches[0]))
+    for arrays in batches:
+        run(facts, arrays)
+    return facts
+
+
+PLACED = st.one_of(
+    STEP,
+    st.tuples(st.sampled_from(sorted(PLACES)), st.integers(0, 3), st.integers(0, 3), LITERALS),
+)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+@given(
+    steps=st.lists(PLACED, min_size=1, max_size=5),
+    dtypes=st.tuples(st.sampled_from(DTYPES), st.sampled_from(DTYPES)),
+    seed=st.integers(0, 1000),
+)
+def test_no_device_leaves_a_fact(steps, dtypes, seed):
+    check_sharded(steps, dtypes, seed)
+
+
+@pytest.mark.parametrize("name", sorted(PLACES))
+def test_each_operation_with_a_place(name):
+    for dtype in DTYPES:
+        check_sharded(
+            [(name, 0, 1, 3), ("add_literal", 0, 0, 1), (name, 0, 1, -1)], (dtype, "int8")
+        )
+
+
+def test_a_wrong_claim_of_a_place_is_found(monkeypatch):
+    """A rule that takes every device for the first is caught."""
+    rule = lambda eqn, facts: Fact(0, 0)
+    (primitive,) = [p for p in transfer.rules() if p.name == "axis_index"]
+    check_sharded([("place_place", 0, 0, 0)], ("int32", "int8"))
+    with monkeypatch.context() as broken:
+        broken.setitem(transfer.rules(), primitive, (rule, True))
+        with pytest.raises(Broken, match="axis_index"):
+            check_sharded([("place_place", 0, 0, 0)], ("int32", "int8"))
+
+
+# What is asked of a program beside its facts: whether something is sorted.
+
+RISING = {
+    "rising_sort": lambda x, y, k: jnp.sort(x, axis=k % 2),
+    "rising_argsort": lambda x, y, k: like(jnp.argsort(x, axis=k % 2), x),
+    "rising_sorted_by": lambda x, y, k: lax.sort((like(y, x), x), k % 2, num_keys=1)[1],
+    "rising_running_sum": no_bool(lambda x, y, k: jnp.cumsum(x, axis=k % 2, dtype=x.dtype)),
+    "rising_running_max": no_bool(lambda x, y, k: lax.cummax(x, k % 2)),
+    "rising_sum_from_the_end": no_bool(lambda x, y, k: lax.cumsum(x, k % 2, reverse=True)),
+    "rising_clipped": no_bool(lambda x, y, k: jnp.clip(x, literal(x, -1), literal(x, 3))),
+    "rising_divided": no_bool(lambda x, y, k: x // literal(x, max(abs(k), 1))),
+    "rising_shifted": no_bool(lambda x, y, k: x >> literal(x, abs(k) % 4)),
+    "rising_added": no_bool(lambda x, y, k: x + like(y, x)),
+    "rising_scaled": no_bool(lambda x, y, k: x * literal(x, k)),
+    "rising_narrowed": lambda x, y, k: x.astype(jnp.int8),
+    "rising_unsigned": lambda x, y, k: x.astype(jnp.uint32),
+    "rising_greater": no_bool(lambda x, y, k: jnp.maximum(x, like(y, x))),
+    "rising_turned": lambda x, y, k: x.T.reshape(SHAPE),
+    "rising_backwards": lambda x, y, k: jnp.flip(x, k % 2),
+    "rising_rows": lambda x, y, k: lax.broadcasted_iota(jnp.int32, SHAPE, k % 2),
+    "rising_small": no_bool(lambda x, y, k: jnp.clip(x, literal(x, 0), literal(x, 9))),
+}
+
+
+def sorted_claims(steps, dtypes, seed=0):
+    """Checks each claim that a value of the program is sorted; how many there are."""
+    batches = list(inputs(dtypes, seed))
+    fn = program(steps)
+    closed = jax.make_jaxpr(fn)(*batches[0])
+    root = Dataflow(closed, Analysis(), (UNKNOWN,) * len(closed.jaxpr.invars)).root
+    claimed = [
+        (i, axis)
+        for i, out in enumerate(closed.jaxpr.outvars)
+        for axis in range(len(SHAPE))
+        if is_sorted(root, out, axis)
+    ]
+    for arrays in batches:
+        found = fn(*arrays)
+        for i, axis in claimed:
+            wide = np.asarray(found[i]).astype(np.int64)
+            assert (np.diff(wide, axis=axis) >= 0).all(), (steps, i, axis)
+    return len(claimed)
+
+
+RISE = st.tuples(st.sampled_from(sorted(RISING)), st.integers(0, 2), st.integers(0, 2), LITERALS)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+@given(
+    steps=st.lists(st.one_of(RISE, RISE, STEP), min_size=1, max_size=6),
+    dtypes=st.tuples(st.sampled_from(DTYPES), st.sampled_from(DTYPES)),
+    seed=st.integers(0, 1000),
+)
+def test_what_is_called_sorted_is(steps, dtypes, seed):
+    sorted_claims(steps, dtypes, seed)
+
+
+@pytest.mark.parametrize("name", sorted(RISING))
+def test_each_operation_on_something_sorted(name):
+    claims = 0
+    for dtype in ("int8", "uint8", "int32", "uint32"):
+        for k in (0, 1, 3, 127, -1):
+            claims += sorted_claims([("rising_sort", 0, 0, k), (name, 0, 0, k)], (dtype, "int8"))
+            claims += sorted_claims(
+                [("rising_small", 0, 0, 0), ("rising_sort", 0, 0, k), (name, 0, 1, k)],
+                (dtype, "int8"),
+            )
+    assert claims  # at least of the sort itself
+
+
+def test_a_wrong_claim_of_order_is_found(monkeypatch):
+    """Sums of anything taken for rising are caught."""
+    steps = [("rising_running_sum", 0, 0, 0)]
+    assert not sorted_claims(steps, ("int8", "int8"))
+    always = {p: lambda made, axis, depth: True for p in order._rules()}
+    monkeypatch.setattr(order, "_rules", lambda: always)
+    with pytest.raises(AssertionError):
+        sorted_claims(steps, ("int8", "int8"))
 
 
 def test_a_wrong_rule_is_found(monkeypatch):
