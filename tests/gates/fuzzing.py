@@ -9,6 +9,7 @@ changed. The tests run a few hundred of each; as a program, as many as asked for
 from __future__ import annotations
 
 import argparse
+import base64
 import io
 import json
 import random
@@ -217,9 +218,26 @@ def _meaning(path: Path) -> str:
 
     module = parse_stablehlo(path.read_bytes())
     text: str = module.operation.get_asm(print_generic_op_form=True, use_local_scope=True)
+    text = re.sub(r"(\\22body\\22: \\22)([\w+/=]+)", lambda m: m[1] + _kernel(m[2]), text)
     for name in ("jax.result_info", "sym_name", "kernel_name"):
         text = re.sub(rf'{name} = "(?:[^"\\]|\\.)*"', name, text)
+    text = re.sub(r", (?:res|arg)_attrs = \[(?:\{\}(?:, )?)*\]", "", text)  # of nothing
     return re.sub(r"@\w+|handle = \d+|%[\w#]+", "@", text)
+
+
+def _kernel(body: str) -> str:
+    """MLIR's own text of an encoded kernel, or its bytes where it can't be decoded."""
+    from relower.compat.mlir import PassManager, ir, mosaic_context
+
+    with mosaic_context(), ir.Location.unknown():
+        try:
+            module = ir.Module.parse(base64.b64decode(body, validate=True))
+            passes = PassManager.parse("builtin.module(mosaic-serde{serialize=false})")
+            passes.run(module.operation)
+        except (ValueError, RuntimeError, ir.MLIRError):
+            return body
+        text: str = module.operation.get_asm(print_generic_op_form=True, use_local_scope=True)
+        return text
 
 
 def main() -> None:
