@@ -77,7 +77,7 @@ def optimize(
         each pass takes the way that it thinks best.
 
     Raises:
-      ValueError: an unknown pass or contract, or a choice for a pass that knows one way only.
+      ValueError: an unknown pass, contract or way, or a choice for a pass that knows one way only.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
     if fn is None:
