@@ -91,7 +91,7 @@ def _ways(rewrite: Pass) -> Iterator[str]:
     """What `choose` may ask for."""
     if rewrite.ways:
         yield "## Ways"
-        yield f"`choose={{\"{rewrite.name}\": way}}` takes one of " + (
+        yield f'`choose={{"{rewrite.name}": way}}` takes one of ' + (
             ", ".join(f"`{way}`" for way in rewrite.ways) + "."
         )
 

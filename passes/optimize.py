@@ -215,6 +215,8 @@ def _wrap(
                     cache.pop(next(iter(cache)), None)
         return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
 
+    # `functools.wraps` copies the name of a function; a partial or an object has none to copy.
+    optimized.__name__ = tracing.name_of(fn)
     optimized.__relower_optimized__ = True  # type: ignore[attr-defined]
     return optimized
 
