@@ -74,8 +74,8 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
         name = min(unnamed)
         return Mismatch((eqn.primitive.name, f"param {name}"), repr(eqn.params[name]),
                         "no such param")  # fmt: skip
-    here = collectives(scope)
-    members = next((g.members for g in here.groups if index in g.members), [])
+    group = collectives(scope).group(index)
+    members = [] if group is None else group.members
     if len(members) > 1:
         found = {"members": tuple(members), "reasons": {}}
         return Match(scope, index, found) if index == members[0] else None
@@ -84,11 +84,8 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
 
 def _alone(scope: Scope, index: int) -> Match | None:
     """A collective that fits no other, with its differences from the nearest before it."""
-    here, gathers = collectives(scope), is_gather(scope.eqns[index])
-    earlier = [i for i in here.indices if i < index and is_gather(scope.eqns[i]) == gathers]
-    if earlier:
-        differences = min((here.differences(i, index) for i in reversed(earlier)), key=len)
-    else:
+    differences = collectives(scope).nearest_differences(index)
+    if differences is None:
         differences = outside(scope, index)
         if not differences:
             return None

@@ -685,7 +685,7 @@ def test_a_group_that_needs_itself_is_refused_again(monkeypatch):
     fn = sharded(lambda x, i: gather(gather(x)[:8] * 2))
     report = explain(fn, X, IDS, passes=[NAME])
     assert [[r.code for r in s.reasons] for s in report.declined] == [["order"]]
-    monkeypatch.setattr(collectives.Collectives, "_closure", lambda self, groups, needs: set())
+    monkeypatch.setattr(collectives.Collectives, "_closure", lambda self, groups, needs: 0)
     report = explain(fn, X, IDS, passes=[NAME])
     assert [[r.code for r in s.reasons] for s in report.declined] == [["dependent"]]
 
