@@ -621,6 +621,26 @@ def test_declines_a_param_that_it_does_not_know(monkeypatch, why):
     ] * 2
 
 
+@pytest.mark.parametrize("dtypes", [(np.float32, np.float32), (np.float32, jnp.bfloat16)])
+def test_the_linear_map_of_its_derivative_is_transposed(dtypes):
+    """`linear_transpose` of what it makes itself is the one thing that mixed dtypes rule out."""
+    fn = sharded(lambda x, y: (gather(x), gather(y)))
+    args = [jnp.ones((32, 2), d) for d in dtypes]
+    ours = optimize(fn, passes=[NAME])
+
+    def transposed(linear):
+        return jax.jit(lambda ct: jax.linear_transpose(linear, *args)(ct))(fn(*args))
+
+    want = transposed(fn)
+    for got in (jax.vjp(ours, *args)[1](fn(*args)), transposed(jax.linearize(ours, *args)[1])):
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+    if dtypes[0] == dtypes[1]:
+        jax.tree.map(np.testing.assert_array_equal, transposed(ours), want)
+    else:
+        with pytest.raises(NotImplementedError, match="bitcast_convert_type"):
+            transposed(ours)
+
+
 def _many(x, n):
     return sum(gather(x * q)[:8] + gather((x * q).astype(jnp.bfloat16))[:8] for q in range(n))
 
