@@ -151,8 +151,7 @@ class Collectives:
         with each kind of collectives, and not with each of them.
         """
         groups: list[Group] = []
-        firsts: list[int] = []
-        by_kind: dict[Hashable, int] = {}
+        by_kind: dict[Hashable, int] = {}  # of their first members
         by_operand: dict[Var, int] = {}
         below: dict[Var, int] = {}
         found: dict[int, Group] = {}
@@ -163,32 +162,37 @@ class Collectives:
                     bits |= below.get(atom, 0)
             if index in self._place:
                 operand, kind = eqn.invars[0], _kind(eqn)
-                closed = self._closure(groups, bits)
-                early = bisect_left(firsts, self._sweep[1][index])  # before an effect it needs
-                fitting = 0
-                for other, those in by_kind.items():
-                    if self._are_alike(kind, other, firsts[those.bit_length() - 1], index):
-                        fitting |= those
-                fitting &= ~(closed | by_operand.get(operand, 0) | ((1 << early) - 1))
-                forms = _forms(eqn)
-                for n in _bits(fitting):
-                    if groups[n].forms & forms and not self._placing(firsts[n], index):
-                        break
-                else:
-                    n = len(groups)
-                    groups.append(Group([], forms, 0))
-                    firsts.append(index)
+                closed, same = self._closure(groups, bits), by_operand.get(operand, 0)
+                n = self._first_fit(groups, by_kind, index, closed | same)
+                if n == len(groups):
+                    groups.append(Group([], _forms(eqn), 0))
                     by_kind[kind] = by_kind.get(kind, 0) | 1 << n
-                group = groups[n]
-                group.members.append(index)
-                group.forms &= forms
+                found[index] = groups[n]
+                groups[n].members.append(index)
+                groups[n].forms &= _forms(eqn)
                 self._need(groups, n, closed)
-                by_operand[operand] = by_operand.get(operand, 0) | 1 << n
-                found[index] = group
+                by_operand[operand] = same | 1 << n
                 bits |= 1 << n
             if bits:
                 below.update((v, bits) for v in eqn.outvars)
         return found
+
+    def _first_fit(
+        self, groups: list[Group], by_kind: dict[Hashable, int], index: int, barred: int
+    ) -> int:
+        """The first group that a collective fits, but for those ``barred``; else a new one."""
+        kind, forms = _kind(self.eqns[index]), _forms(self.eqns[index])
+        # An effect or barrier that the operand depends on stands after the first of these groups.
+        early = bisect_left(groups, self._sweep[1][index], key=lambda g: g.members[0])
+        fitting = 0
+        for other, those in by_kind.items():
+            first = groups[those.bit_length() - 1].members[0]
+            if self._are_alike(kind, other, first, index):
+                fitting |= those
+        for n in _bits(fitting & ~(barred | (1 << early) - 1)):
+            if groups[n].forms & forms and not self._placing(groups[n].members[0], index):
+                return n
+        return len(groups)
 
     def _are_alike(self, kind: Hashable, other: Hashable, first: int, index: int) -> bool:
         """Whether nothing but operands and places can keep collectives of two kinds apart."""

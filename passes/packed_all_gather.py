@@ -6,10 +6,10 @@ after:   one all_gather of both in one array of integers, taken apart again
 So the weights and ids of all chunks of a routed layer's tokens come by one all_gather, and so do
 psum_scatters of one dtype, such as the cotangents of all_gathers. Of different dtypes the very bits
 travel, never converted values; their derivative is the collective of the tangents. That holds for
-``grad``, ``vjp``, ``jvp`` and ``linearize``; `jax.linear_transpose` of the rewritten function itself
-knows no derivative and raises, where gathers of different dtypes were packed.
-The one stands where the first of them stood: what the others' operands are computed by is brought
-before it, which no effect and no barrier may stand in the way of.
+``grad``, ``vjp``, ``jvp`` and ``linearize``; `jax.linear_transpose` of the rewritten function takes
+no derivative, and raises where gathers of different dtypes were packed. The one stands where the
+first of them stood: what the others' operands are computed by is brought before it, which no effect
+and no barrier may stand in the way of.
 
 psum_scatters of bfloat16 stay as they are: XLA:CPU adds in float32 and reads what was computed in
 float32 unrounded, which operands joined in bfloat16 are not. To add in float32 by the program's own

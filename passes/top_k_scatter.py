@@ -10,8 +10,8 @@ of the places and none yet for the scatter itself, which goes to a SparseCore. E
 along the sublanes, where a row's index and value need no spreading (146,039 otherwise). For a
 single choice a row the compiler does the same. Only a scatter whose rows are batched is looked at,
 as `jax.vmap` and these derivatives make it; one that names rows by a second index, such as
-``zeros.at[arange(tokens)[:, None], ids].add(ct)``, is no candidate. The ids of a row are distinct, so nothing is added
-to anything but zero, and all that may differ is the sign of a zero.
+``zeros.at[arange(tokens)[:, None], ids].add(ct)``, is no candidate. The ids of a row are distinct,
+so nothing is added to anything but zero, and all that may differ is the sign of a zero.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def after(scores: jax.Array, ct: jax.Array) -> tuple[jax.Array, jax.Array]:
 PASS = Pass(
     name="top_k_scatter",
     contract=Contract.VALUE,
-    summary="each row's zeros.at[ids].add(ct), ids those of a top_k → where(ids == experts, ct, 0).sum()",
+    summary="of each row, zeros.at[ids].add(ct), ids those of a top_k → where(ids == experts, ct, "
+    "0).sum()",
     measure="scatter-adds",
     roots=lambda: frozenset({primitive("scatter_add_p")}),
     find=_find,
