@@ -16,6 +16,7 @@ from jax._src import api_util, config, core, pjit, source_info_util
 from jax._src import linear_util as lu
 from jax._src.effects import JaxprInputEffect
 from jax._src.interpreters import partial_eval as pe
+from jax._src.util import fun_name
 
 from . import jaxprs
 from .jaxprs import Atom, Body, Eqn, Var
@@ -178,6 +179,14 @@ def _stage(current: Any, closed: Body, args: Sequence[Any]) -> list[Any]:
         )
         env.update(zip(eqn.outvars, results, strict=True))
     return read(jaxpr.outvars)
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """The name that jax gives a function where it jits it, and so its module.
+
+    Of a `functools.partial`, that of the function inside; an object that is called has none.
+    """
+    return str(fun_name(fn))
 
 
 def trace_context() -> Any:

@@ -60,6 +60,7 @@ def page(rewrite: Pass) -> str:
         "## Contract",
         f"`{rewrite.contract.value.upper()}`: {_sentence(rewrite)}",
         f"Each application lowers the number of {rewrite.measure}, so rewriting ends.",
+        *_ways(rewrite),
         "## What must hold",
         "\n".join(f"- `{r.code}`: {r.sentence}" for r in rewrite.requirements),
         "A site that fails a requirement is declined with that code, the value found, and the "
@@ -80,9 +81,19 @@ def _sentence(rewrite: Pass) -> str:
     """The docstring that stands under a member of Contract."""
     return {
         "bitwise": "the same bits, NaN payloads and the sign of zero included.",
-        "value": "equal as numbers; the sign of a zero and NaN payloads may differ.",
+        "value": "equal as numbers; the sign of a zero, NaN payloads and quieting, and flushed "
+        "subnormals may differ.",
         "rounding": "one rounding stands elsewhere; the error is at most 1.10× as large.",
     }[rewrite.contract.value]
+
+
+def _ways(rewrite: Pass) -> Iterator[str]:
+    """What `choose` may ask for."""
+    if rewrite.ways:
+        yield "## Ways"
+        yield f'`choose={{"{rewrite.name}": way}}` takes one of ' + (
+            ", ".join(f"`{way}`" for way in rewrite.ways) + "."
+        )
 
 
 def _prose(story: str) -> str:

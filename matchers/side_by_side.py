@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
+Form = tuple[str, int, Shape]
+"""What operands have in common that `layout_of` joins in one way."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,25 @@ def layout_of(shapes: Sequence[Shape], dimension: int, tiled: bool, gather: bool
         return None
     views = tuple((*s[:kept], math.prod(s[kept:])) for s in shapes)
     return Layout(views, kept, _moved(kept, dimension, tiled, gather), dimension)
+
+
+def forms(shape: Shape, dimension: int, tiled: bool, gather: bool) -> frozenset[Form]:
+    """The ways in which `layout_of` may join an operand of this shape with others.
+
+    It knows a layout of several operands exactly where these have one in common.
+    """
+    new_axis = gather and not tiled
+    found: set[Form] = {
+        ("axis", axis, shape[:axis] + shape[axis + 1 :])
+        for axis in range(len(shape))
+        if new_axis or axis != dimension
+    }
+    if len(shape) == 1:
+        found.add(("rows", 0, shape))
+    kept = dimension + (not new_axis)
+    if len(shape) >= kept:
+        found.add(("flat", kept, shape[:kept]))
+    return frozenset(found)
 
 
 def _moved(axis: int, dimension: int, tiled: bool, gather: bool) -> int:

@@ -18,7 +18,8 @@ class Contract(Enum):
     BITWISE = "bitwise"
     """The same bits, NaN payloads and the sign of zero included."""
     VALUE = "value"
-    """Equal as numbers: the sign of a zero, NaN payloads and flushed subnormals may differ."""
+    """Equal as numbers: the sign of a zero, NaN payloads and quieting, and flushed subnormals may
+    differ."""
     ROUNDING = "rounding"
     """Each value keeps one rounding, at a different point; the error is at most 1.10× as large."""
 
@@ -126,16 +127,21 @@ class Pass:
     that knows one way only. Whoever measures costs takes the names from here, and compiles
     ``choosing(name)`` for each.
     """
+    ways: tuple[str, ...] = ()
+    """Every name that ``alternatives`` may give at some site."""
 
     def choosing(self, name: str) -> Pass:
         """This pass with one of its alternatives everywhere; where that isn't open, it declines.
 
         Raises:
-          ValueError: the pass knows one way only.
+          ValueError: the pass knows one way only, or none of this name.
         """
         alternatives = self.alternatives
         if alternatives is None:
             raise ValueError(f"{self.name} has no alternatives, found {name!r}; wanted none")
+        if name not in self.ways:
+            known = ", ".join(map(repr, self.ways))
+            raise ValueError(f"{self.name} has no way {name!r}; wanted one of {known}")
 
         def closed(match: Match) -> Reason | None:
             if any(q.check(match) is not None for q in self.requirements):

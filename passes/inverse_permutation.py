@@ -210,6 +210,7 @@ PASS = Pass(
     profitable=_profitable,
     replace=_replace,
     alternatives=_ways,
+    ways=("at_hand", "threaded", "packed", "pairs", "scatter", "counting", "window"),
     before=before,
     after=after,
     examples=lambda: (Example((jax.ShapeDtypeStruct((1 << 17,), jnp.float32),), "scores"),),

@@ -77,7 +77,7 @@ def optimize(
         each pass takes the way that it thinks best.
 
     Raises:
-      ValueError: an unknown pass or contract, or a choice for a pass that knows one way only.
+      ValueError: an unknown pass, contract or way, or a choice for a pass that knows one way only.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
     if fn is None:
@@ -215,6 +215,8 @@ def _wrap(
                     cache.pop(next(iter(cache)), None)
         return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
 
+    # `functools.wraps` copies the name of a function; a partial or an object has none to copy.
+    optimized.__name__ = tracing.name_of(fn)
     optimized.__relower_optimized__ = True  # type: ignore[attr-defined]
     return optimized
 

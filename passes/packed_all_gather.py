@@ -5,9 +5,11 @@ after:   one all_gather of both in one array of integers, taken apart again
 
 So the weights and ids of all chunks of a routed layer's tokens come by one all_gather, and so do
 psum_scatters of one dtype, such as the cotangents of all_gathers. Of different dtypes the very bits
-travel, never converted values; their derivative is the collective of the tangents. The one stands
-where the first of them stood: what the others' operands are computed by is brought before it, which
-no effect and no barrier may stand in the way of.
+travel, never converted values; their derivative is the collective of the tangents. That holds for
+``grad``, ``vjp``, ``jvp`` and ``linearize``; `jax.linear_transpose` of the rewritten function takes
+no derivative, and raises where gathers of different dtypes were packed. The one stands where the
+first of them stood: what the others' operands are computed by is brought before it, which no effect
+and no barrier may stand in the way of.
 
 psum_scatters of bfloat16 stay as they are: XLA:CPU adds in float32 and reads what was computed in
 float32 unrounded, which operands joined in bfloat16 are not. To add in float32 by the program's own
@@ -74,8 +76,8 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
         name = min(unnamed)
         return Mismatch((eqn.primitive.name, f"param {name}"), repr(eqn.params[name]),
                         "no such param")  # fmt: skip
-    here = collectives(scope)
-    members = next((g.members for g in here.groups if index in g.members), [])
+    group = collectives(scope).group(index)
+    members = [] if group is None else group.members
     if len(members) > 1:
         found = {"members": tuple(members), "reasons": {}}
         return Match(scope, index, found) if index == members[0] else None
@@ -84,11 +86,8 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
 
 def _alone(scope: Scope, index: int) -> Match | None:
     """A collective that fits no other, with its differences from the nearest before it."""
-    here, gathers = collectives(scope), is_gather(scope.eqns[index])
-    earlier = [i for i in here.indices if i < index and is_gather(scope.eqns[i]) == gathers]
-    if earlier:
-        differences = min((here.differences(i, index) for i in reversed(earlier)), key=len)
-    else:
+    differences = collectives(scope).nearest_differences(index)
+    if differences is None:
         differences = outside(scope, index)
         if not differences:
             return None

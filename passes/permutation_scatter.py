@@ -186,6 +186,7 @@ PASS = Pass(
     profitable=lambda match: None,
     replace=_replace,
     alternatives=_ways,
+    ways=("at_hand", "threaded", "made"),
     before=before,
     after=after,
     examples=lambda: (

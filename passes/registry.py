@@ -70,7 +70,7 @@ def select(
       choose: for some passes, the name of the alternative to use.
 
     Raises:
-      ValueError: an unknown pass, or a choice for one that has no alternatives.
+      ValueError: an unknown pass or alternative, or a choice for one that has no alternatives.
     """
     off = {by_name(n).name for n in disable}
     ways = _ways(choose)

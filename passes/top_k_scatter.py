@@ -1,6 +1,6 @@
 """top_k_scatter: bringing the cotangents of a top_k to their places becomes a one-hot sum.
 
-before:  ``zeros.at[row, ids].add(ct)``, ``ids`` of each row those of a ``top_k``
+before:  ``vmap(lambda ids, ct: zeros.at[ids].add(ct))``, ``ids`` of each row those of a ``top_k``
 after:   ``where(ids == experts, ct, 0).sum(over the k choices)``
 
 This is what the backward of ``top_k`` leaves, and of ``take_along_axis`` by its indices. It helps
@@ -8,8 +8,10 @@ because comparing an index with every expert is cheap where there are few: for f
 k = 10, 95,305 estimated TPU7x cycles against 124,035 (libtpu 0.0.52), most of the latter for a sort
 of the places and none yet for the scatter itself, which goes to a SparseCore. Experts are laid
 along the sublanes, where a row's index and value need no spreading (146,039 otherwise). For a
-single choice a row the compiler does the same. The ids of a row are distinct, so nothing is added
-to anything but zero, and all that may differ is the sign of a zero.
+single choice a row the compiler does the same. Only a scatter whose rows are batched is looked at,
+as `jax.vmap` and these derivatives make it; one that names rows by a second index, such as
+``zeros.at[arange(tokens)[:, None], ids].add(ct)``, is no candidate. The ids of a row are distinct,
+so nothing is added to anything but zero, and all that may differ is the sign of a zero.
 """
 
 from __future__ import annotations
@@ -137,7 +139,8 @@ def after(scores: jax.Array, ct: jax.Array) -> tuple[jax.Array, jax.Array]:
 PASS = Pass(
     name="top_k_scatter",
     contract=Contract.VALUE,
-    summary="zeros.at[row, ids].add(ct), ids those of a top_k → where(ids == experts, ct, 0).sum()",
+    summary="of each row, zeros.at[ids].add(ct), ids those of a top_k → where(ids == experts, ct, "
+    "0).sum()",
     measure="scatter-adds",
     roots=lambda: frozenset({primitive("scatter_add_p")}),
     find=_find,

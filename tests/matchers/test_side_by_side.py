@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from relower.matchers.side_by_side import layout_of
+from relower.matchers.side_by_side import forms, layout_of
 
 
 def gathered(x, dimension, tiled, n=3):
@@ -86,3 +86,18 @@ def test_which_axis_is_taken(shapes, dimension, axis, views):
 ])  # fmt: skip
 def test_what_does_not_fit(shapes, dimension, tiled, gather):
     assert layout_of(shapes, dimension, tiled, gather) is None
+
+
+@hypothesis.given(
+    st.lists(
+        st.lists(st.integers(1, 2), min_size=1, max_size=3).map(tuple), min_size=1, max_size=4
+    ),
+    st.integers(0, 2),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_layout_is_known_where_operands_have_a_form_in_common(shapes, dimension, tiled, gather):
+    dimension = min(dimension, *map(len, shapes)) - (not gather or tiled)
+    dimension = max(dimension, 0)
+    common = frozenset.intersection(*(forms(s, dimension, tiled, gather) for s in shapes))
+    assert bool(common) == (layout_of(shapes, dimension, tiled, gather) is not None)

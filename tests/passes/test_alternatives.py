@@ -1,5 +1,7 @@
 """Asking a pass for one of its ways."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,11 +38,35 @@ def test_a_way_that_is_not_open_is_declined_not_replaced_by_another(why):
         optimize(ranks, passes=[NAME], choose={NAME: "at_hand"})(SCORES)
 
 
-def test_a_way_that_does_not_exist(why):
-    report = explain(ranks, SCORES, passes=[NAME], choose={NAME: "sideways"})
+def test_a_way_that_no_site_here_has(why):
+    report = explain(ranks, SCORES, passes=[NAME], choose={NAME: "window"})
     assert not report.applied
     found = [r for reasons in why(report, NAME) for r in reasons]
-    assert any(r.startswith("no-such-way: there is no way called 'sideways' here") for r in found)
+    assert any(r.startswith("no-such-way: there is no way called 'window' here") for r in found)
+
+
+@pytest.mark.parametrize("run", [optimize, explain])
+def test_a_way_that_does_not_exist(run):
+    ways = "'at_hand', 'threaded', 'packed', 'pairs', 'scatter', 'counting', 'window'"
+    with pytest.raises(ValueError, match=f"inverse_permutation has no way 'sideways'.*{ways}"):
+        run(ranks, *[SCORES] * (run is explain), choose={NAME: "sideways"})
+
+
+@pytest.mark.parametrize("p", [p for p in registry.all_passes() if p.alternatives or p.ways])
+def test_every_way_is_stated(monkeypatch, p):
+    """What a pass gives at its own example is among the names that `choose` admits."""
+    seen = set()
+
+    def profitable(match):
+        seen.update(p.alternatives(match))
+        return p.profitable(match)
+
+    spy = dataclasses.replace(p, profitable=profitable)
+    monkeypatch.setattr(registry, "all_passes", lambda: (spy,))
+    for example in p.examples():
+        explain(p.before, *example.args, contract="rounding")
+    assert seen
+    assert seen <= set(p.ways)
 
 
 def test_bad_choices():
@@ -60,8 +86,6 @@ def test_alternatives_are_named_and_give_replacements_or_reasons():
     def profitable(match):
         seen.update(p.alternatives(match))
         return p.profitable(match)
-
-    import dataclasses
 
     from relower.passes.optimize import _trace
     from relower.passes.rewrite import rewrite

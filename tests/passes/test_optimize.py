@@ -37,6 +37,18 @@ def softened(x):
 softened.defjvp(lambda p, t: (softened(*p), t[0] * jax.nn.sigmoid(p[0])))
 
 
+def _scaled(k, x):
+    return jnp.cos(x) * k
+
+
+class _Scale:
+    def __call__(self, x):
+        return jnp.cos(x)
+
+    def times(self, x):
+        return jnp.cos(x) * 2
+
+
 def _double(x_ref, o_ref):
     o_ref[...] = x_ref[...] * 2.0
 
@@ -113,6 +125,24 @@ def lowered(f, *args, platform="cpu", **options):
 
 
 class TestNoSiteNoChange:
+    @pytest.mark.parametrize(
+        "f",
+        [
+            functools.partial(_scaled, 2.0),
+            functools.partial(functools.partial(lambda k, x: jnp.cos(x) * k), 2.0),
+            _Scale(),
+            functools.partial(_Scale()),
+            _Scale().times,
+            lambda x: jnp.cos(x),
+        ],
+        ids=["partial", "nested partial", "object", "partial of an object", "method", "lambda"],
+    )
+    def test_modules_keep_the_name_that_jax_gives(self, f):
+        x = jnp.ones(3)
+        text = jax.jit(relower.optimize(f)).lower(x).as_text()
+        assert text == jax.jit(f).lower(x).as_text()
+        assert "jit_optimized" not in text
+
     def test_step_lowers_to_the_same_bytes(self):
         # jax 0.12 shares more functions from the second trace in a process on, in plain code too.
         lowered(step, *step_args(), donate_argnums=0)

@@ -621,6 +621,76 @@ def test_declines_a_param_that_it_does_not_know(monkeypatch, why):
     ] * 2
 
 
+@pytest.mark.parametrize("dtypes", [(np.float32, np.float32), (np.float32, jnp.bfloat16)])
+def test_the_linear_map_of_its_derivative_is_transposed(dtypes):
+    """`linear_transpose` of what it makes itself is the one thing that mixed dtypes rule out."""
+    fn = sharded(lambda x, y: (gather(x), gather(y)))
+    args = [jnp.ones((32, 2), d) for d in dtypes]
+    ours = optimize(fn, passes=[NAME])
+
+    def transposed(linear):
+        return jax.jit(lambda ct: jax.linear_transpose(linear, *args)(ct))(fn(*args))
+
+    want = transposed(fn)
+    for got in (jax.vjp(ours, *args)[1](fn(*args)), transposed(jax.linearize(ours, *args)[1])):
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+    if dtypes[0] == dtypes[1]:
+        jax.tree.map(np.testing.assert_array_equal, transposed(ours), want)
+    else:
+        with pytest.raises(NotImplementedError, match="bitcast_convert_type"):
+            transposed(ours)
+
+
+def _many(x, n):
+    return sum(gather(x * q)[:8] + gather((x * q).astype(jnp.bfloat16))[:8] for q in range(n))
+
+
+def _chain(x, n):
+    for _ in range(n):
+        x = jnp.sin(gather(x)[:8]) + gather(x * 2)[:8]
+    return x
+
+
+def _bfloat16_sums(x, n):
+    half = jnp.tile(x, (4, 1)).astype(jnp.bfloat16)
+    return sum(scatter(half * q)[:8].astype(jnp.float32) for q in range(n))
+
+
+def _barriers(x, n):
+    found = x
+    for _ in range(n):
+        x = lax.optimization_barrier(x * 2)
+        found = found + gather(x)[:8]
+    return found
+
+
+@pytest.mark.parametrize("body", [_many, _chain, _bfloat16_sums, _barriers])
+def test_work_grows_no_faster_than_the_program(monkeypatch, body):
+    """Comparisons of two collectives, and equations walked to see what stands between them."""
+
+    def work(n):
+        done = 0
+
+        def counted(check):
+            def run(*given):
+                nonlocal done
+                found = check(*given)
+                done += 1 + (len(found) if isinstance(found, list) else 0)
+                return found
+
+            return run
+
+        with monkeypatch.context() as patch:
+            patch.setattr(collectives, "CHECKS", tuple(map(counted, collectives.CHECKS)))
+            patch.setattr(collectives, "made_after", counted(collectives.made_after))
+            explain(sharded(lambda x: body(x, n)), X, passes=[NAME])
+        return done
+
+    few, many = work(8), work(32)
+    assert few > 0
+    assert many <= 4.5 * few
+
+
 # --- mutants ------------------------------------------------------------------------------------
 
 
@@ -685,7 +755,7 @@ def test_a_group_that_needs_itself_is_refused_again(monkeypatch):
     fn = sharded(lambda x, i: gather(gather(x)[:8] * 2))
     report = explain(fn, X, IDS, passes=[NAME])
     assert [[r.code for r in s.reasons] for s in report.declined] == [["order"]]
-    monkeypatch.setattr(collectives.Collectives, "_closure", lambda self, groups, needs: set())
+    monkeypatch.setattr(collectives.Collectives, "_closure", lambda self, groups, needs: 0)
     report = explain(fn, X, IDS, passes=[NAME])
     assert [[r.code for r in s.reasons] for s in report.declined] == [["dependent"]]
 

@@ -387,3 +387,18 @@ def test_any_choice(drawn):
     fn = transposed(top(ct.shape[-1]))
     # Op by op: compiling whole programs would take most of the test's time.
     assert_numbers(optimize(fn, contract="value")(scores, ct), fn(scores, ct))
+
+
+def test_rows_are_batched_and_not_named_by_an_index():
+    """What its page says of which scatters are candidates."""
+
+    def batched(x):
+        values, ids = lax.top_k(x, K)
+        return jax.vmap(lambda ids, v: jnp.zeros(E).at[ids].add(v))(ids, values)
+
+    def two_columns(x):
+        values, ids = lax.top_k(x, K)
+        return jnp.zeros_like(x).at[jnp.arange(T)[:, None], ids].add(values)
+
+    equal(batched, SCORES, applied=ONE)
+    assert not explain(two_columns, SCORES, passes=[NAME], contract="value").sites
