@@ -29,6 +29,7 @@ _OPAQUE = frozenset(
         "urllib.Request",
     )
 )
+_POOLS = "multiprocessing.popen_"
 ALL = "*"
 """Stands for the whole environment where a program went through it."""
 
@@ -73,13 +74,22 @@ class Recorder:
         elif event in _OPAQUE:
             self.opaque.add(event)
 
+    def sources(self) -> set[str]:
+        """The files that were opened, sources in place of their byte code."""
+        return {_source(path) for path in self.files}
+
+    def used(self) -> set[str]:
+        """What the case used that may bring anything into a program."""
+        # Pools start their processes by a call that isn't announced.
+        return self.opaque | {name for name in sys.modules if name.startswith(_POOLS)}
+
     def found(self, apart: str | None = None) -> Mapping[str, list[str]]:
         """Everything read so far, with the sources of all modules; plain JSON.
 
         Args:
             apart: a folder whose files are left out.
         """
-        files = {_source(path) for path in self.files} | set(module_files()) | set(_libraries())
+        files = self.sources() | set(module_files()) | set(_libraries())
         searched = self.searched | {os.path.abspath(entry or ".") for entry in sys.path}
 
         def kept(paths: set[str]) -> list[str]:
@@ -90,7 +100,7 @@ class Recorder:
             "searched": kept(searched),
             "listed": kept(self.listed),
             "variables": sorted(self.variables),
-            "opaque": sorted(self.opaque),
+            "opaque": sorted(self.used()),
         }
 
 
