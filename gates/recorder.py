@@ -48,6 +48,8 @@ class Recorder:
     """Folders that anything else listed."""
     variables: set[str] = field(default_factory=set)
     opaque: set[str] = field(default_factory=set)
+    _made: set[str] = field(default_factory=set)
+    """Folders that weren't there and were made, and nothing was moved or linked into."""
     _looking: threading.local = field(default_factory=threading.local)
 
     def start(self) -> None:
@@ -101,6 +103,13 @@ class Recorder:
             path, mode, flags = arguments
             if _reads(mode, flags) and not isinstance(path, int):
                 self._see(path)
+        elif event == "os.mkdir":
+            full = self._path(arguments[0]) if arguments[2] == -1 else None
+            if full is not None and identity(full) is None:
+                self._made.add(full)
+        elif event in ("os.rename", "os.link", "os.symlink"):
+            full = self._path(arguments[1]) if set(arguments[2:]) <= {-1} else None
+            self._made -= {p for p in self._made if full is None or Path(full).is_relative_to(p)}
         elif event == "import" and isinstance(arguments[1], str):
             self._see(arguments[1])
         elif event in ("os.listdir", "os.scandir"):
@@ -157,17 +166,21 @@ class Recorder:
         for path in sys.path:
             self._list(path or ".", self.searched)
 
+        # What was in a temporary folder came from what was read elsewhere.
+        gone = {path for path in self._made if identity(path) is None}
+        without = gone if apart is None else gone | {apart}
+
         def kept(paths: Mapping[str, Any]) -> dict[str, Any]:
             return {
                 path: paths[path]
                 for path in sorted(paths)
-                if apart is None or not Path(path).is_relative_to(apart)
+                if without.isdisjoint((path, *map(str, Path(path).parents)))
             }
 
         seen = {
             "files": {p: found for p, found in kept(files).items() if not os.path.isdir(p)},
             "searched": kept(self.searched),
-            "listed": kept(self.listed),
+            "listed": {**kept(self.listed), **dict.fromkeys(sorted(gone))},
         }
         return {
             **{kind: list(paths) for kind, paths in seen.items()},

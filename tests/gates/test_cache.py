@@ -259,7 +259,8 @@ def test_what_changes_while_it_is_lowered(lowering, change):
     assert bool(cache.troubles) is (change is MEANWHILE["an input"])
 
 
-def test_a_file_exchanged_between_two_lowerings_of_one_gate(lowering):
+def test_a_file_exchanged_between_two_lowerings_of_one_gate(lowering, monkeypatch):
+    monkeypatch.setattr(inputs_module, "_SETTLED", 0)
     for name in ("one", "two"):
         (lowering.folder / name).mkdir()
         (lowering.folder / name / "o.txt").write_text(name)
@@ -275,6 +276,18 @@ def test_a_file_exchanged_between_two_lowerings_of_one_gate(lowering):
     assert lowering.found() is not None
     swap("one", "two"), swap("old", "one")
     assert lowering.found() is None
+
+
+def test_a_file_written_just_now_is_read_again(tmp_path, monkeypatch):
+    """Its times may not show the next write."""
+    digests = Digests()
+    path = tmp_path / "a"
+    path.write_text("1")
+    same = identity(str(path))
+    monkeypatch.setattr(inputs_module, "identity", lambda path: same)
+    first = digests.file(str(path))
+    path.write_text("2")
+    assert digests.file(str(path)) != first
 
 
 @pytest.mark.parametrize("imports", [True, False])
@@ -537,6 +550,30 @@ def test_descriptors_of_folders(tmp_path):
     assert found["seen"]["files"][str(tmp_path / "sub" / "d.txt")] is not None
     assert found["listed"] == [str(tmp_path / "sub")]
     assert found["opaque"] == []
+
+
+TEMPORARY = """
+import shutil
+os.mkdir("t"); {fill}; open("t/d").close(); shutil.rmtree("t")
+"""
+
+
+@pytest.mark.parametrize(
+    ("fill", "left_out"),
+    [
+        ("open('t/d', 'w').close()", True),
+        ("os.symlink(os.path.abspath('a'), 't/d')", False),
+        ("os.link('a', 't/d')", False),
+        ("os.rename('a', 't/d')", False),
+    ],
+)
+def test_temporary_folders(tmp_path, fill, left_out):
+    (tmp_path / "a").write_text("")
+    found = recorded(tmp_path, TEMPORARY.format(fill=fill))["seen"]
+    own = {path for path in found["files"] if path.startswith(str(tmp_path / "t"))}
+    assert own == (set() if left_out else {str(tmp_path / "t" / "d")})
+    if left_out:
+        assert found["listed"][str(tmp_path / "t")] is None
 
 
 @pytest.mark.parametrize("how", ["spawn", "forkserver"])
