@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ..lowering.program import Program
 from .child import Job, environment
 from .inputs import Digests, Unstable, digest, machinery, variables
 from .revision import locate
+from .sight import Identity, identity, sight
 
 FORMAT = "relower-cache 1"
 MAX_BYTES = 1 << 29
@@ -58,6 +59,8 @@ class Cache:
     _digests: Digests | None = None
     _machinery: Mapping[str, object] | None = None
     _started: int = field(default_factory=lambda: _clock())
+    _declared: dict[str, dict[str, Identity | None]] = field(default_factory=dict)
+    """By key, the files that were named as inputs, as they were when the key was made."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def key(self, job: Job, folder: Path, files: Sequence[str]) -> str | None:
@@ -74,6 +77,7 @@ class Cache:
         if self._machinery is None:
             self._machinery = machinery()
         place = locate(job.spec, folder)
+        declared = {path: identity(path) for path in files}
         asked = {k: v for k, v in asdict(job).items() if k not in ("output", "record", "revision")}
         try:
             name = digest(
@@ -89,6 +93,7 @@ class Cache:
         except Unstable as error:
             self.troubles.append(f"{job.spec}: not looked for in the cache: {error}")
             return None
+        self._declared[name[:40]] = declared
         return name[:40]
 
     def find(self, key: str) -> tuple[Program, dict[str, Any]] | None:
@@ -139,8 +144,10 @@ class Cache:
                 if read["opaque"]:
                     raise Unstable(f"the case used {', '.join(read['opaque'])}")
                 # Whatever hasn't been written since has been one thing for digest and lowering.
-                _unchanged(read, self._started)
+                declared = self._declared[key]
+                _unwritten(read, declared, self._started)
                 found = self._now(read)
+                _unchanged({**read["seen"], "declared": declared})
                 self._write(key, artifact, answer, found)
             except Unstable as error:
                 self.troubles.append(f"{job.spec}: not kept in the cache: {error}")
@@ -153,7 +160,7 @@ class Cache:
         data = artifact.read_bytes()
         body = {
             "format": FORMAT,
-            "read": answer["read"],
+            "read": {k: v for k, v in answer["read"].items() if k != "seen"},
             "found": found,
             "answer": {"expect": answer["expect"], "notes": answer["notes"]},
             "program": hashlib.sha256(data).hexdigest(),
@@ -165,7 +172,7 @@ class Cache:
         _write(self.folder / _MEMO, json.dumps(self._known().known).encode())
         self._shrink()
 
-    def _now(self, read: Mapping[str, list[str]]) -> dict[str, dict[str, str]]:
+    def _now(self, read: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         digests = self._known()
         return {
             "files": {path: digests.file(path) for path in read["files"]},
@@ -202,7 +209,19 @@ def _clock() -> int:
         return os.stat(file.name).st_mtime_ns
 
 
-def _unchanged(read: Mapping[str, list[str]], started: int) -> None:
+def _unchanged(seen: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises `Unstable` where a path leads to something else than when it was first looked at.
+
+    Unlike the times of writing, this shows what was deleted, renamed or linked anew.
+    """
+    for kind, paths in seen.items():
+        folders = kind in ("searched", "listed")
+        for path, found in paths.items():
+            if (sight(path, kind == "searched") if folders else identity(path)) != found:
+                raise Unstable(f"{path} changed while it was lowered")
+
+
+def _unwritten(read: Mapping[str, list[str]], declared: Iterable[str], started: int) -> None:
     """Raises `Unstable` where a file has been written since the lowering began."""
     beside = (
         entry.path
@@ -211,7 +230,7 @@ def _unchanged(read: Mapping[str, list[str]], started: int) -> None:
         for entry in os.scandir(folder)
         if entry.name.endswith(".py")
     )
-    for path in (*read["files"], *beside):
+    for path in (*read["files"], *declared, *beside):
         try:
             found = os.stat(path)
         except OSError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
@@ -13,11 +12,13 @@ import platform
 import site
 import stat
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..lowering.errors import InputError
 from .recorder import ALL
+from .sight import Identity, identity, names
 
 BIG = 1 << 20
 """Files of at least so many bytes are read once, and known by their times from then on."""
@@ -26,7 +27,8 @@ ABSENT = "absent"
 _PREFIXES = ("JAX", "XLA", "TPU", "LIBTPU", "TF_", "PALLAS", "MOSAIC", "PYTHON", "LD_", "OMP_")
 _PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "relower")
 _PARTS = ("", ".cli", ".compat", ".gates", ".kernels", ".lowering", ".matchers", ".passes")
-_SUFFIXES = tuple(importlib.machinery.all_suffixes())
+_SETTLED = 2_000_000_000
+"""Nanoseconds after which another write surely shows in a file's times."""
 
 
 class Unstable(Exception):
@@ -34,12 +36,13 @@ class Unstable(Exception):
 
 
 class Digests:
-    """Digests of files and folders, each made once."""
+    """Digests of files and folders, made once of each that is left alone."""
 
     def __init__(self, known: Mapping[str, Sequence[object]] | None = None) -> None:
         self.known = {path: list(entry) for path, entry in (known or {}).items()}
         """Of big files: size, times and inode, and the digest."""
-        self._made: dict[tuple[str, str], str] = {}
+        self._made: dict[str, tuple[Identity, str]] = {}
+        self._since = time.time_ns() - _SETTLED
 
     def file(self, path: str) -> str:
         """The digest of a file's content, or `ABSENT`.
@@ -47,9 +50,14 @@ class Digests:
         Raises:
             Unstable: it is a device, a pipe or the like.
         """
-        if ("file", path) not in self._made:
-            self._made["file", path] = self._file(path)
-        return self._made["file", path]
+        found = identity(path)
+        made = self._made.get(path)
+        if made is not None and made[0] == found:
+            return made[1]
+        digest = self._file(path)
+        if found is not None and max(found[-2:]) < self._since:
+            self._made[path] = (found, digest)
+        return digest
 
     def _file(self, path: str) -> str:
         try:
@@ -72,23 +80,12 @@ class Digests:
 
     def folder(self, path: str, imports: bool) -> str:
         """The digest of the names in a folder; with ``imports``, of those that modules have."""
-        key = ("searched" if imports else "listed", path)
-        if key not in self._made:
-            try:
-                entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-                names = [e.name for e in entries if not imports or _importable(e)]
-                self._made[key] = digest(names)
-            except (FileNotFoundError, NotADirectoryError):
-                self._made[key] = ABSENT if not os.path.exists(path) else self.file(path)
-            except OSError as error:
-                raise Unstable(f"{path} can't be listed: {error.strerror}") from error
-        return self._made[key]
-
-
-def _importable(entry: os.DirEntry[str]) -> bool:
-    if entry.name == "__pycache__":
-        return False
-    return entry.name.endswith(_SUFFIXES) or (entry.is_dir() and not entry.name.startswith("."))
+        try:
+            return digest(names(path, imports))
+        except (FileNotFoundError, NotADirectoryError):
+            return ABSENT if not os.path.exists(path) else self.file(path)
+        except OSError as error:
+            raise Unstable(f"{path} can't be listed: {error.strerror}") from error
 
 
 def digest(value: object) -> str:

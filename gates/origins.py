@@ -99,8 +99,15 @@ def follow(revision: Mapping[str, str]) -> Tree:
     return tree
 
 
-def check(tree: Tree, program: Program | None, opened: Iterable[str]) -> list[str]:
-    """Notes on what was read from the work tree though no revision has it.
+def check(tree: Tree, program: Program | None, opened: Iterable[str],
+          opaque: Iterable[str] = ()) -> list[str]:  # fmt: skip
+    """Notes on what was read from the work tree though no revision has it, or can't be seen.
+
+    Args:
+        tree: the work tree and the checkout.
+        program: what was lowered.
+        opened: files that were opened; sources in place of their byte code.
+        opaque: what the case used that may read anything unseen.
 
     Raises:
         InputError: a module, an operation's source or a file that the revision has too came from
@@ -121,10 +128,7 @@ def check(tree: Tree, program: Program | None, opened: Iterable[str]) -> list[st
     read = [
         inside
         for path in sorted(set(opened))
-        if not _own(path)
-        and not path.endswith((".py", ".pyc"))
-        and (inside := tree.inside(path)) is not None
-        and os.path.isfile(path)
+        if not _own(path) and (inside := tree.inside(path)) is not None and os.path.isfile(path)
     ]
     modules += [f"file {inside}" for inside in read if (tree.root / inside).exists()]
     if modules:
@@ -133,7 +137,13 @@ def check(tree: Tree, program: Program | None, opened: Iterable[str]) -> list[st
             f"be said of {tree.rev}: {_listed(modules)}"
         )
     foreign = [str(inside) for inside in read]
-    return [f"{tree.rev}: read from the work tree, untracked: {_listed(foreign)}"] * bool(foreign)
+    notes = [f"{tree.rev}: read from the work tree, untracked: {_listed(foreign)}"] * bool(foreign)
+    if used := sorted(opaque):
+        notes.append(
+            f"{tree.rev}: the case used {', '.join(used)}: what came that way, perhaps from the "
+            "work tree, isn't seen"
+        )
+    return notes
 
 
 def as_at(tree: Tree, program: Program) -> Program:

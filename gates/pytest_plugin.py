@@ -6,7 +6,6 @@ fixture, so that test runs which don't use it pay nothing.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +42,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the mark, so that ``--strict-markers`` knows it, and keeps account of snapshots."""
     config.addinivalue_line("markers", _MARK_HELP)
-    if config.getoption("--relower-accept") and os.environ.get("CI"):
+    if config.getoption("--relower-accept") and _in_ci():
         raise pytest.UsageError(
             "--relower-accept: CI is set, and snapshots are never written there: accept them where "
             "you can look at them, and commit them"
         )
     config.pluginmanager.register(_Account(config), _PLUGIN)
+
+
+def _in_ci() -> bool:
+    from .snapshot_files import in_ci
+
+    return in_ci()
 
 
 @pytest.fixture

@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from .sight import identity, sight
 
 # What may bring anything into a program: its result is never reused.
 _OPAQUE = frozenset(
@@ -29,27 +32,39 @@ _OPAQUE = frozenset(
         "urllib.Request",
     )
 )
+_POOLS = "multiprocessing.popen_"
 ALL = "*"
 """Stands for the whole environment where a program went through it."""
 
 
 @dataclass
 class Recorder:
-    """What has been read since `start`."""
+    """What has been read since `start`, and what it was when it was first looked at."""
 
-    files: set[str] = field(default_factory=set)
-    searched: set[str] = field(default_factory=set)
+    files: dict[str, Any] = field(default_factory=dict)
+    searched: dict[str, Any] = field(default_factory=dict)
     """Folders that modules were looked for in."""
-    listed: set[str] = field(default_factory=set)
+    listed: dict[str, Any] = field(default_factory=dict)
     """Folders that anything else listed."""
     variables: set[str] = field(default_factory=set)
     opaque: set[str] = field(default_factory=set)
+    _made: set[str] = field(default_factory=set)
+    """Folders that weren't there and were made, and nothing was moved or linked into."""
+    _looking: threading.local = field(default_factory=threading.local)
 
     def start(self) -> None:
         """Begins; there is no end, for Python keeps audit hooks."""
+        for path in (*module_files(), *_libraries()):
+            self._see(path)
+        for path in sys.path:
+            self._list(path or ".", self.searched)
         sys.addaudithook(self._heard)
+        self._hear_variables()
+        self._hear_open()
+
+    def _hear_variables(self) -> None:
         kind: Any = type(os.environ)
-        get, each = kind.__getitem__, kind.__iter__
+        get, each, count = kind.__getitem__, kind.__iter__, kind.__len__
         names = self.variables
 
         def getitem(environ: Any, name: Any) -> Any:
@@ -60,37 +75,118 @@ class Recorder:
             names.add(ALL)
             return each(environ)
 
-        kind.__getitem__, kind.__iter__ = getitem, iterate
+        def length(environ: Any) -> Any:
+            names.add(ALL)
+            return count(environ)
+
+        kind.__getitem__, kind.__iter__, kind.__len__ = getitem, iterate, length
+
+    def _hear_open(self) -> None:
+        """Has `os.open` say which folder a path is relative to, which its event leaves out."""
+        real = os.open
+
+        def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if dir_fd is not None and _reads(None, flags):
+                folder = self._path(dir_fd)
+                if folder is not None:
+                    self._see(os.path.join(folder, os.fsdecode(path)))
+            return real(path, flags, mode, dir_fd=dir_fd)
+
+        module: Any = os
+        module.open = opened
+        module.supports_dir_fd.add(opened)
 
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if getattr(self._looking, "now", False):
+            return
         if event == "open":
             path, mode, flags = arguments
-            if _reads(mode, flags):
-                _add(self.files, path)
+            if _reads(mode, flags) and not isinstance(path, int):
+                self._see(path)
+        elif event == "os.mkdir":
+            full = self._path(arguments[0]) if arguments[2] == -1 else None
+            if full is not None and identity(full) is None:
+                self._made.add(full)
+        elif event in ("os.rename", "os.link", "os.symlink"):
+            full = self._path(arguments[1]) if set(arguments[2:]) <= {-1} else None
+            self._made -= {p for p in self._made if full is None or Path(full).is_relative_to(p)}
+        elif event == "import" and isinstance(arguments[1], str):
+            self._see(arguments[1])
         elif event in ("os.listdir", "os.scandir"):
             folder = "." if arguments[0] is None else arguments[0]
-            _add(self.searched if _for_imports() else self.listed, folder)
+            self._list(folder, self.searched if _for_imports() else self.listed)
         elif event in _OPAQUE:
             self.opaque.add(event)
 
-    def found(self, apart: str | None = None) -> Mapping[str, list[str]]:
+    def _see(self, path: Any) -> None:
+        full = self._path(path)
+        if full is None or (full := _source(full)) in self.files or os.path.isdir(full):
+            return
+        self.files[full] = identity(full)
+
+    def _list(self, path: Any, folders: dict[str, Any]) -> None:
+        full = self._path(path)
+        if full is not None and full not in folders:
+            self._looking.now = True
+            try:
+                folders[full] = sight(full, folders is self.searched)
+            finally:
+                self._looking.now = False
+
+    def _path(self, path: Any) -> str | None:
+        if isinstance(path, int):
+            try:
+                return os.readlink(f"/proc/self/fd/{path}")
+            except OSError:
+                self.opaque.add(f"the descriptor {path} of a folder")
+                return None
+        if isinstance(path, (str, bytes, os.PathLike)):
+            return os.path.abspath(os.fsdecode(path))
+        return None
+
+    def sources(self) -> set[str]:
+        """The files that were opened, sources in place of their byte code."""
+        return set(self.files)
+
+    def used(self) -> set[str]:
+        """What the case used that may bring anything into a program."""
+        # Pools start their processes by a call that isn't announced.
+        return self.opaque | {name for name in sys.modules if name.startswith(_POOLS)}
+
+    def found(self, apart: str | None = None) -> Mapping[str, Any]:
         """Everything read so far, with the sources of all modules; plain JSON.
 
         Args:
             apart: a folder whose files are left out.
         """
-        files = {_source(path) for path in self.files} | set(module_files()) | set(_libraries())
-        searched = self.searched | {os.path.abspath(entry or ".") for entry in sys.path}
+        files = dict(self.files)
+        for path in (*module_files(), *_libraries()):
+            if (source := _source(path)) not in files:
+                files[source] = identity(source)
+        for path in sys.path:
+            self._list(path or ".", self.searched)
 
-        def kept(paths: set[str]) -> list[str]:
-            return sorted(p for p in paths if apart is None or not Path(p).is_relative_to(apart))
+        # What was in a temporary folder came from what was read elsewhere.
+        gone = {path for path in self._made if identity(path) is None}
+        without = gone if apart is None else gone | {apart}
 
+        def kept(paths: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                path: paths[path]
+                for path in sorted(paths)
+                if without.isdisjoint((path, *map(str, Path(path).parents)))
+            }
+
+        seen = {
+            "files": {p: found for p, found in kept(files).items() if not os.path.isdir(p)},
+            "searched": kept(self.searched),
+            "listed": {**kept(self.listed), **dict.fromkeys(sorted(gone))},
+        }
         return {
-            "files": [path for path in kept(files) if not os.path.isdir(path)],
-            "searched": kept(searched),
-            "listed": kept(self.listed),
+            **{kind: list(paths) for kind, paths in seen.items()},
+            "seen": seen,
             "variables": sorted(self.variables),
-            "opaque": sorted(self.opaque),
+            "opaque": sorted(self.used()),
         }
 
 
@@ -132,11 +228,6 @@ def _reads(mode: Any, flags: Any) -> bool:
     if isinstance(mode, str):
         return "r" in mode or "+" in mode
     return not isinstance(flags, int) or flags & os.O_ACCMODE != os.O_WRONLY
-
-
-def _add(paths: set[str], path: Any) -> None:
-    if isinstance(path, (str, bytes, os.PathLike)):
-        paths.add(os.path.abspath(os.fsdecode(path)))
 
 
 def _source(path: str) -> str:

@@ -25,13 +25,18 @@ _ODD = re.compile(r"[^A-Za-z0-9_.+-]")
 _LONGEST = 100
 
 
+def in_ci() -> bool:
+    """Whether ``CI`` is set to anything but nothing, ``0`` or ``false``."""
+    return os.environ.get("CI", "").strip().lower() not in ("", "0", "false")
+
+
 def mode(accept: bool, option: str) -> Mode:
     """What may be written here: nothing where ``CI`` is set.
 
     Raises:
         InputError: ``option`` was given where ``CI`` is set.
     """
-    if not os.environ.get("CI"):
+    if not in_ci():
         return "accept" if accept else "propose"
     if accept:
         raise InputError(f"{option}: CI is set, and snapshots are never written there: accept them "

@@ -18,6 +18,7 @@ from relower.gates.config import load_matrix
 from relower.gates.inputs import ABSENT, Digests, Unstable, machinery, matched, variables
 from relower.gates.matrix import run_matrix
 from relower.gates.recorder import ALL
+from relower.gates.sight import identity, sight
 from relower.lowering.artifact import save
 from relower.lowering.artifact_index import form_digest
 from relower.lowering.errors import InputError
@@ -53,14 +54,23 @@ class Lowering:
         }
         time.sleep(0.02)  # a file that was written just now isn't trusted
 
+    def answer(self):
+        """What a child says, with all that it read as it is now."""
+        seen = {
+            "files": {path: identity(path) for path in self.read["files"]},
+            "searched": {path: sight(path, True) for path in self.read["searched"]},
+            "listed": {path: sight(path, False) for path in self.read["listed"]},
+        }
+        read = {**self.read, "seen": seen}
+        return {"expect": {"kernels": 2}, "notes": ["n"], "read": read}
+
     def cache(self, **options):
         return Cache(self.folder / "cache", **options)
 
     def kept(self, **options):
         cache = self.cache(**options)
         key = cache.key(self.job, self.folder, matched(self.patterns, self.folder))
-        answer = {"expect": {"kernels": 2}, "notes": ["n"], "read": self.read}
-        cache.store(key, self.job, self.output, answer)
+        cache.store(key, self.job, self.output, self.answer())
         return cache
 
     def found(self, **options):
@@ -180,6 +190,7 @@ def test_patterns(lowering):
         lowering.kept()
     (lowering.folder / "code" / "deep").mkdir()
     (lowering.folder / "code" / "deep" / "a.json").write_text("1")
+    time.sleep(0.02)
     lowering.read["files"] = lowering.read["listed"] = []
     lowering.kept()
     assert lowering.found() is not None
@@ -199,12 +210,96 @@ def test_what_is_not_kept(lowering):
     cache = lowering.cache()
     key = cache.key(lowering.job, lowering.folder, ())
     lowering.source.write_text("written meanwhile")
-    cache.store(
-        key, lowering.job, lowering.output, {"expect": {}, "notes": [], "read": lowering.read}
-    )
+    cache.store(key, lowering.job, lowering.output, lowering.answer())
     assert "was written while it was lowered" in cache.troubles[0]
     assert lowering.found() is None
     assert lowering.kept().troubles == []
+
+
+def exchanged(x, name):
+    """As a whole folder, so that no time of the file itself shows it."""
+    (x.folder / name).rename(x.folder / "old")
+    (x.folder / "two").rename(x.folder / name)
+
+
+def relink(x):
+    (x.folder / "link").unlink()
+    (x.folder / "link").symlink_to("two")
+
+
+MEANWHILE = {
+    "deleted": lambda x: x.data.unlink(),
+    "made": lambda x: (x.folder / "two").rename(x.folder / "three"),
+    "linked anew": relink,
+    "exchanged": lambda x: exchanged(x, "one"),
+    "a listed folder": lambda x: (x.folder / "code" / "y.json").write_text(""),
+    "an input": lambda x: exchanged(x, "input"),
+}
+
+
+@pytest.mark.parametrize("change", MEANWHILE.values(), ids=MEANWHILE)
+def test_what_changes_while_it_is_lowered(lowering, change):
+    for name in ("one", "two", "input"):
+        (lowering.folder / name).mkdir()
+        (lowering.folder / name / "o.txt").write_text(name)
+    (lowering.folder / "link").symlink_to("one")
+    for name in ("one", "link", "three"):
+        lowering.read["files"].append(str(lowering.folder / name / "o.txt"))
+    time.sleep(0.02)
+    cache = lowering.cache()
+    files = matched(("input/*",), lowering.folder)
+    key = cache.key(lowering.job, lowering.folder, files)
+    answer = lowering.answer()
+    change(lowering)
+    cache.store(key, lowering.job, lowering.output, answer)
+    (said,) = cache.troubles
+    assert said.endswith(" changed while it was lowered")
+    cache.troubles.clear()
+    cache.store(key, lowering.job, lowering.output, lowering.answer())
+    assert bool(cache.troubles) is (change is MEANWHILE["an input"])
+
+
+def test_a_file_exchanged_between_two_lowerings_of_one_gate(lowering, monkeypatch):
+    monkeypatch.setattr(inputs_module, "_SETTLED", 0)
+    for name in ("one", "two"):
+        (lowering.folder / name).mkdir()
+        (lowering.folder / name / "o.txt").write_text(name)
+    lowering.read["files"] = [str(lowering.folder / "one" / "o.txt")]
+    time.sleep(0.02)
+    cache = lowering.cache()
+    key = cache.key(lowering.job, lowering.folder, ())
+    cache._known().file(lowering.read["files"][0])
+    swap = lambda a, b: (lowering.folder / a).rename(lowering.folder / b)
+    swap("one", "old"), swap("two", "one")
+    cache.store(key, lowering.job, lowering.output, lowering.answer())
+    assert cache.troubles == []
+    assert lowering.found() is not None
+    swap("one", "two"), swap("old", "one")
+    assert lowering.found() is None
+
+
+def test_a_file_written_just_now_is_read_again(tmp_path, monkeypatch):
+    """Its times may not show the next write."""
+    digests = Digests()
+    path = tmp_path / "a"
+    path.write_text("1")
+    same = identity(str(path))
+    monkeypatch.setattr(inputs_module, "identity", lambda path: same)
+    first = digests.file(str(path))
+    path.write_text("2")
+    assert digests.file(str(path)) != first
+
+
+@pytest.mark.parametrize("imports", [True, False])
+def test_own_folders_are_no_names(tmp_path, imports):
+    (tmp_path / "x.py").write_text("")
+    (tmp_path / "gate.toml").write_text("")
+    before = Digests().folder(str(tmp_path), imports)
+    for name in ("relower.snapshots", "gate.snapshots", "__pycache__"):
+        (tmp_path / name).mkdir()
+    assert Digests().folder(str(tmp_path), imports) == before
+    (tmp_path / "other").mkdir()
+    assert Digests().folder(str(tmp_path), imports) != before
 
 
 def damage(path, how):
@@ -413,9 +508,79 @@ print(json.dumps(r.found()))
         assert found["opaque"] == []
         assert json.__file__ in found["files"]  # loaded before it began
         assert any("libc" in path or "libpython" in path for path in found["files"])
+    for name in ("listed", "a.txt"):
+        assert name in str(found["seen"])
+    assert found["seen"]["files"][str(tmp_path / "a.txt")] == identity(str(tmp_path / "a.txt"))
+    assert found["seen"]["files"][str(tmp_path / "none.txt")] is None
     everything = code.replace("import beside", "dict(os.environ); os.system('true')")
     told = subprocess.run(
         [sys.executable, "-c", everything], cwd=tmp_path, capture_output=True, check=True
     )
     found = json.loads(told.stdout)
     assert (ALL in found["variables"], found["opaque"]) == (True, ["os.system"])
+
+
+def recorded(folder, code):
+    code = (
+        "import json, os\nfrom relower.gates.recorder import Recorder\n"
+        f"r = Recorder(); r.start()\n{code}\nprint(json.dumps(r.found()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_first_sight_is_before_the_reading(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("1")
+    (tmp_path / "sub").mkdir()
+    before = identity(str(path)), sight(str(tmp_path / "sub"), False)
+    found = recorded(
+        tmp_path, "open('a.txt').close(); os.listdir('sub'); os.rename('a.txt', 'sub/b')"
+    )
+    seen = found["seen"]
+    assert (seen["files"][str(path)], seen["listed"][str(tmp_path / "sub")]) == before
+    assert sight(str(tmp_path / "sub"), False) != before[1]
+
+
+def test_descriptors_of_folders(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "d.txt").write_text("1")
+    code = "f = os.open('sub', os.O_RDONLY); os.open('d.txt', os.O_RDONLY, dir_fd=f); os.listdir(f)"
+    found = recorded(tmp_path, code)
+    assert found["seen"]["files"][str(tmp_path / "sub" / "d.txt")] is not None
+    assert found["listed"] == [str(tmp_path / "sub")]
+    assert found["opaque"] == []
+
+
+TEMPORARY = """
+import shutil
+os.mkdir("t"); {fill}; open("t/d").close(); shutil.rmtree("t")
+"""
+
+
+@pytest.mark.parametrize(
+    ("fill", "left_out"),
+    [
+        ("open('t/d', 'w').close()", True),
+        ("os.symlink(os.path.abspath('a'), 't/d')", False),
+        ("os.link('a', 't/d')", False),
+        ("os.rename('a', 't/d')", False),
+    ],
+)
+def test_temporary_folders(tmp_path, fill, left_out):
+    (tmp_path / "a").write_text("")
+    found = recorded(tmp_path, TEMPORARY.format(fill=fill))["seen"]
+    own = {path for path in found["files"] if path.startswith(str(tmp_path / "t"))}
+    assert own == (set() if left_out else {str(tmp_path / "t" / "d")})
+    if left_out:
+        assert found["listed"][str(tmp_path / "t")] is None
+
+
+@pytest.mark.parametrize("how", ["spawn", "forkserver"])
+def test_pools_are_opaque(tmp_path, how):
+    code = f"import multiprocessing as m; m.get_context({how!r}).Process(target=print).start()"
+    assert any("multiprocessing.popen" in name for name in recorded(tmp_path, code)["opaque"])
+
+
+def test_the_number_of_variables_is_the_environment(tmp_path):
+    assert ALL in recorded(tmp_path, "len(os.environ)")["variables"]

@@ -155,6 +155,34 @@ def test_what_comes_from_the_work_tree_all_the_same(repo, hook, tmp_path):
         lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", hook)
 
 
+LOADED = {
+    "runpy": "import runpy; runpy.run_path({path!r})",
+    "exec": "exec(open({path!r}).read())",
+    "spec": (
+        "import importlib.util as u; s = u.spec_from_file_location('zz', {path!r})\n"
+        "s.loader.exec_module(u.module_from_spec(s))"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", LOADED.values(), ids=LOADED)
+def test_a_source_that_leaves_no_module(repo, hook, tmp_path, how):
+    more = f"\n{how.format(path=str(repo / 'jobs/helper.py'))}\n"
+    write(repo, jobs__train_py=TRAIN + more)
+    git(repo, "commit", "-qam", "two")
+    for _ in range(2):  # the second from byte code
+        with pytest.raises(ChildFailed, match=r"work tree.*: file jobs/helper\.py"):
+            lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", hook)
+
+
+def test_another_program_is_noted(repo, hook, tmp_path):
+    write(repo, jobs__train_py=TRAIN + "\nimport subprocess; subprocess.run(['true'])\n")
+    git(repo, "commit", "-qam", "two")
+    _, notes = lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", hook)
+    (note,) = notes
+    assert note.startswith("HEAD: the case used subprocess.Popen: what came that way")
+
+
 def test_what_no_revision_has(repo, hook, tmp_path):
     write(repo, src__package__generated_py="", jobs__data_txt="4")
     more = f"\nopen({str(repo / 'jobs/data.txt')!r}).read()\n"

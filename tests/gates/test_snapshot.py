@@ -220,7 +220,10 @@ def test_unused(tmp_path):
 def test_modes(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     assert (mode(False, "--accept"), mode(True, "--accept")) == ("propose", "accept")
-    for value in ("true", "1", "false"):
+    for value in ("", "0", "false", "False"):
+        monkeypatch.setenv("CI", value)
+        assert (mode(False, "--accept"), mode(True, "--accept")) == ("propose", "accept")
+    for value in ("true", "1", "github"):
         monkeypatch.setenv("CI", value)
         assert mode(False, "--accept") == "check"
         with pytest.raises(InputError, match="--accept: CI is set"):
