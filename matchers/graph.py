@@ -6,7 +6,8 @@ demands. A body called from several places in the same context is one scope with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +16,13 @@ from ..compat import jaxprs, source
 from ..compat.bodies import BodyKey, Entered, Flow, Role
 from ..compat.jaxprs import Atom, Body, Eqn, Var
 from .fact import Fact
-from .facts import Analysis, BodyFacts
+from .facts import MOST_CONTEXTS, Analysis, BodyFacts
 
 OUTPUT = -1
 """The reader index that stands for the body's own outputs."""
+
+_MOST_COPIED = 1 << 14
+"""Equations of one body, counted for each call, up to which it can be kept apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,8 @@ class Scope:
     _entered: dict[tuple[int, BodyKey], Entered] = field(default_factory=dict, repr=False)
     _call: Caller | None = field(default=None, repr=False)
     """The one call that this scope stands for, where a value was followed into it."""
+    several_asked: bool = field(default=False, repr=False)
+    """Whether somebody asked which call runs the body where it could be several."""
     _views: dict[tuple[int, int], Scope] = field(default_factory=dict, repr=False)
     """This scope as entered from each of several calls: values of one aren't those of another."""
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -155,6 +161,7 @@ class Scope:
     def caller(self) -> Caller | None:
         """The call that runs the body; None at the outermost, and where it could be several."""
         if self._call is None and len(self.callers) != 1:
+            self.several_asked = self.several_asked or bool(self.callers)
             return None
         return self._call or self.callers[0]
 
@@ -267,10 +274,25 @@ def _step_name(eqn: Eqn, entered: Entered) -> str:
 
 
 class Dataflow:
-    """All scopes of a closed jaxpr that are reached by live equations."""
+    """All scopes of a closed jaxpr that are reached by live equations.
 
-    def __init__(self, closed: Body, analysis: Analysis, in_facts: tuple[Fact, ...]) -> None:
-        self._scopes: dict[tuple[int, tuple[bool, ...]], Scope] = {}
+    What a body's inputs are made of is no fact about them. Where that matters, a body can be kept
+    ``apart``: then it is a scope for each call, as if each call had a body of its own.
+    """
+
+    def __init__(
+        self,
+        closed: Body,
+        analysis: Analysis,
+        in_facts: tuple[Fact, ...],
+        apart: Collection[int] = (),
+    ) -> None:
+        """``apart`` holds the ids of the bodies that are a scope for each call."""
+        self._scopes: dict[tuple[Any, ...], Scope] = {}
+        self._apart = apart
+        self._copies: Counter[int] = Counter()
+        self.crowded: set[int] = set()
+        """Bodies to keep apart with so many calls that some of these share a scope all the same."""
         outputs = len(jaxprs.opened(closed).outvars)
         self.root = self._enter(analysis.enter(closed, in_facts), (True,) * outputs)
         for scope in self._scopes.values():
@@ -281,8 +303,18 @@ class Dataflow:
         """Every scope, callees before callers."""
         return iter(self._scopes.values())
 
-    def _enter(self, facts: BodyFacts, demanded: tuple[bool, ...]) -> Scope:
-        key = (id(facts), demanded)
+    @property
+    def unclear(self) -> set[int]:
+        """Bodies of which somebody asked what an input is, which differs from call to call."""
+        asked = {id(s.body) for s in self._scopes.values() if s.several_asked}
+        return asked.difference(self._apart)
+
+    def _enter(
+        self, facts: BodyFacts, demanded: tuple[bool, ...], call: tuple[Any, ...] = ()
+    ) -> Scope:
+        key: tuple[Any, ...] = (id(facts), demanded)
+        if call and id(facts.body) in self._apart:
+            key = self._for_one_call(facts.body, key, call)
         known = self._scopes.get(key)
         if known is not None:
             return known
@@ -311,6 +343,17 @@ class Dataflow:
         self._scopes[key] = scope
         return scope
 
+    def _for_one_call(
+        self, body: Body, key: tuple[Any, ...], call: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """The key of a scope for one call; that of all of them where there are too many."""
+        most = max(MOST_CONTEXTS, _MOST_COPIED // (len(jaxprs.opened(body).eqns) or 1))
+        if self._copies[id(body)] >= most:
+            self.crowded.add(id(body))
+            return key
+        self._copies[id(body)] += 1
+        return *key, *call
+
     def _enter_bodies(self, scope: Scope, index: int, eqn: Eqn, read: set[Var]) -> None:
         carried = compat_bodies.carried(eqn)
         if carried is compat_bodies.NOTHING:
@@ -325,7 +368,8 @@ class Dataflow:
                 port.outer is None or port.flow is Flow.CARRY or eqn.outvars[port.outer] in read
                 for port in entered.outputs
             )
-            child = self._enter(child_facts[entered.key], demanded)
+            call = (id(scope), index, entered.key)
+            child = self._enter(child_facts[entered.key], demanded, call)
             child.callers.append(Caller(scope, index, entered))
             children[entered.key] = child
             scope._entered[index, entered.key] = entered

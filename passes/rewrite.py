@@ -44,12 +44,14 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     taken: set[str] = set()
     visited: tuple[int, int, tuple[NotEnteredGroup, ...]] | None = None
     brought: Brought = {}
+    apart: set[int] = set()
+    crowded: set[int] = set()
     rounds = 0
     while rounds < MAX_ROUNDS:
         rounds += 1
-        flow = Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)))
+        flow = _flow(closed, analysis, apart)
         visited = visited or _visited(flow)
-        accepted, found = _match(flow, passes, refused, taken)
+        flow, accepted, found = _match_calls(flow, analysis, passes, refused, taken, apart)
         interpreter = Interpreter(accepted)
         moved: Body | None = None
         while accepted:
@@ -63,7 +65,9 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
             except SiteDeclined as declined:
                 _refuse(declined, accepted, refused)
                 # A pass of less preference may take what this one had to give back.
-                accepted, found = _match(flow, passes, refused, taken)
+                flow, accepted, found = _match_calls(
+                    flow, analysis, passes, refused, taken, apart
+                )
                 interpreter = interpreter.again(accepted)
         if moved is not None:
             # Everything is judged anew with the value where it is wanted: no round of its own.
@@ -71,11 +75,15 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
             rounds -= 1
             flow.release()
             continue
-        sites = _merge(sites, found.values())
+        sites = _merge(sites, found)
+        crowded |= flow.crowded
         if accepted:
             closed = done.body
-            for body, scope in interpreter.origins:
+            made = {(id(b), id(s.facts)): (b, s) for b, s in interpreter.origins}
+            for body, scope in made.values():
                 analysis.rewritten(body, scope.facts)
+                if id(scope.body) in apart:
+                    apart.add(id(body))
         flow.release()
         if not accepted:
             break
@@ -85,6 +93,10 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
         notes.append(
             f"{len(analysis.generalised)} bodies are called with more than {MOST_CONTEXTS} "
             "different sets of facts; in later calls nothing was taken as known of their inputs"
+        )
+    if crowded:
+        notes.append(
+            f"{len(crowded)} bodies are called from too many places to look at each call by itself"
         )
     notes.extend(_contradiction(c) for c in analysis.contradictions)
     assert visited is not None
@@ -104,6 +116,51 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
 
 
 _Key = tuple[int, int]
+
+
+def _flow(closed: Body, analysis: Analysis, apart: set[int]) -> Dataflow:
+    return Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)), apart)
+
+
+def _match_calls(
+    flow: Dataflow,
+    analysis: Analysis,
+    passes: Sequence[Pass],
+    refused: Mapping[tuple[Any, ...], Reason],
+    taken: set[str],
+    apart: set[int],
+) -> tuple[Dataflow, dict[_Key, Accepted], list[Site]]:
+    """Judge every candidate, in each call of a body by itself where a verdict may depend on it.
+
+    Calls with the same facts share a scope until somebody asks what an input of it is made of: that
+    can differ between them, as an iota and an array of the same range do. Such bodies are added to
+    ``apart`` and all is judged anew, before anything is done that rests on a verdict.
+    """
+    while True:
+        lost = set(taken)
+        accepted, found = _match(flow, passes, refused, lost)
+        if not flow.unclear:
+            taken |= lost
+            return flow, accepted, _alike(found)
+        apart |= flow.unclear
+        closed = flow.root.body
+        flow.release()
+        flow = _flow(closed, analysis, apart)
+
+
+def _alike(found: Mapping[tuple[_Key, str], tuple[Scope, Site]]) -> list[Site]:
+    """The verdicts, those on one equation that are alike in several calls with one set of facts.
+
+    Whether calls had to be told apart is no property of the program that a count should tell.
+    """
+    together: dict[tuple[Any, ...], Site] = {}
+    for scope, site in found.values():
+        codes = tuple(r.code for r in site.reasons)
+        context = id(scope.facts), scope.demanded
+        key = (*context, site.equation, site.pass_name, site.status, codes)
+        known = together.get(key)
+        together[key] = site if known is None else replace(known, calls=known.calls + site.calls)
+    return list(together.values())
 
 
 def _merge(earlier: Sequence[Site], found: Iterable[Site]) -> list[Site]:
@@ -137,7 +194,7 @@ def _match(
     passes: Sequence[Pass],
     refused: Mapping[tuple[Any, ...], Reason],
     taken: set[str],
-) -> tuple[dict[_Key, Accepted], dict[tuple[_Key, str], Site]]:
+) -> tuple[dict[_Key, Accepted], dict[tuple[_Key, str], tuple[Scope, Site]]]:
     """Judge every candidate of every live equation; ``taken`` gathers passes that lost a site.
 
     A pass of less preference is asked about a site that it can't have until it has lost one.
@@ -147,7 +204,7 @@ def _match(
         for root in p.roots():
             by_root.setdefault(root, []).append(p)
     accepted: dict[_Key, Accepted] = {}
-    found: dict[tuple[_Key, str], Site] = {}
+    found: dict[tuple[_Key, str], tuple[Scope, Site]] = {}
     for scope in flow.scopes:
         for index in scope.live:
             for p in by_root.get(scope.eqns[index].primitive, ()):
@@ -156,7 +213,7 @@ def _match(
                     continue
                 site, match = verdict
                 key = (id(scope), index)
-                found[key, p.name] = site
+                found[key, p.name] = scope, site
                 if match is not None:
                     accepted[key] = Accepted(match, p.replace(match), p)
                     rivals = by_root[scope.eqns[index].primitive]
