@@ -24,6 +24,9 @@ OUTPUT = -1
 _MOST_COPIED = 1 << 14
 """Equations of one body, counted for each call, up to which it can be kept apart."""
 
+_SMALL = 24
+"""Equations of a body that is cheaper to keep apart at once than after it has been judged."""
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -273,11 +276,33 @@ def _step_name(eqn: Eqn, entered: Entered) -> str:
     return f"{stack}/{label}" if stack else label
 
 
+class Apart:
+    """Bodies that are a scope for each call, as if each call had a body of its own."""
+
+    def __init__(self, roots: Collection[Any] = ()) -> None:
+        """Small bodies in which one of the primitives ``roots`` stands are among them."""
+        self._roots = frozenset(roots)
+        self._known: dict[int, tuple[Body, bool]] = {}
+
+    def add(self, body: Body) -> None:
+        """Keep a body apart from now on."""
+        self._known[id(body)] = (body, True)
+
+    def __contains__(self, body: Body) -> bool:
+        """Whether a body is kept apart."""
+        known = self._known.get(id(body))
+        if known is None:
+            eqns = jaxprs.opened(body).eqns
+            small = len(eqns) <= _SMALL and any(e.primitive in self._roots for e in eqns)
+            known = self._known[id(body)] = (body, small)
+        return known[1]
+
+
 class Dataflow:
     """All scopes of a closed jaxpr that are reached by live equations.
 
     What a body's inputs are made of is no fact about them. Where that matters, a body can be kept
-    ``apart``: then it is a scope for each call, as if each call had a body of its own.
+    ``apart``.
     """
 
     def __init__(
@@ -285,11 +310,11 @@ class Dataflow:
         closed: Body,
         analysis: Analysis,
         in_facts: tuple[Fact, ...],
-        apart: Collection[int] = (),
+        apart: Apart | None = None,
     ) -> None:
-        """``apart`` holds the ids of the bodies that are a scope for each call."""
+        """Without ``apart``, all calls with the same facts share a scope."""
         self._scopes: dict[tuple[Any, ...], Scope] = {}
-        self._apart = apart
+        self._apart = Apart() if apart is None else apart
         self._copies: Counter[int] = Counter()
         self.crowded: set[int] = set()
         """Bodies to keep apart with so many calls that some of these share a scope all the same."""
@@ -304,16 +329,16 @@ class Dataflow:
         return iter(self._scopes.values())
 
     @property
-    def unclear(self) -> set[int]:
+    def unclear(self) -> list[Body]:
         """Bodies of which somebody asked what an input is, which differs from call to call."""
-        asked = {id(s.body) for s in self._scopes.values() if s.several_asked}
-        return asked.difference(self._apart)
+        asked = (s.body for s in self._scopes.values() if s.several_asked)
+        return [body for body in asked if body not in self._apart]
 
     def _enter(
         self, facts: BodyFacts, demanded: tuple[bool, ...], call: tuple[Any, ...] = ()
     ) -> Scope:
         key: tuple[Any, ...] = (id(facts), demanded)
-        if call and id(facts.body) in self._apart:
+        if call and facts.body in self._apart:
             key = self._for_one_call(facts.body, key, call)
         known = self._scopes.get(key)
         if known is not None:

@@ -12,7 +12,7 @@ from ..compat.jaxprs import Body, Eqn
 from ..compat.source import source_line
 from ..matchers.fact import UNKNOWN
 from ..matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
-from ..matchers.graph import Dataflow, Scope
+from ..matchers.graph import Apart, Dataflow, Scope
 from ..matchers.pattern import Mismatch
 from .base import Accepted, Match, Pass, Reason, Site, SiteDeclined, Status
 from .bring import Brought, bring
@@ -44,7 +44,7 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     taken: set[str] = set()
     visited: tuple[int, int, tuple[NotEnteredGroup, ...]] | None = None
     brought: Brought = {}
-    apart: set[int] = set()
+    apart = Apart(frozenset().union(*(p.roots() for p in passes)))
     crowded: set[int] = set()
     rounds = 0
     while rounds < MAX_ROUNDS:
@@ -82,8 +82,8 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
             made = {(id(b), id(s.facts)): (b, s) for b, s in interpreter.origins}
             for body, scope in made.values():
                 analysis.rewritten(body, scope.facts)
-                if id(scope.body) in apart:
-                    apart.add(id(body))
+                if scope.body in apart:
+                    apart.add(body)
         flow.release()
         if not accepted:
             break
@@ -118,7 +118,7 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
 _Key = tuple[int, int]
 
 
-def _flow(closed: Body, analysis: Analysis, apart: set[int]) -> Dataflow:
+def _flow(closed: Body, analysis: Analysis, apart: Apart) -> Dataflow:
     return Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)), apart)
 
 
@@ -128,7 +128,7 @@ def _match_calls(
     passes: Sequence[Pass],
     refused: Mapping[tuple[Any, ...], Reason],
     taken: set[str],
-    apart: set[int],
+    apart: Apart,
 ) -> tuple[Dataflow, dict[_Key, Accepted], list[Site]]:
     """Judge every candidate, in each call of a body by itself where a verdict may depend on it.
 
@@ -139,10 +139,12 @@ def _match_calls(
     while True:
         lost = set(taken)
         accepted, found = _match(flow, passes, refused, lost)
-        if not flow.unclear:
+        unclear = flow.unclear
+        if not unclear:
             taken |= lost
             return flow, accepted, _alike(found)
-        apart |= flow.unclear
+        for body in unclear:
+            apart.add(body)
         closed = flow.root.body
         flow.release()
         flow = _flow(closed, analysis, apart)
@@ -324,13 +326,13 @@ def _contradiction(found: Contradiction) -> str:
 
 def _visited(flow: Dataflow) -> tuple[int, int, tuple[NotEnteredGroup, ...]]:
     """How many live equations in how many bodies there are, and what was not entered."""
-    equations = sum(len(s.live) for s in flow.scopes)
-    return equations, sum(1 for _ in flow.scopes), _coverage(flow)
+    scopes = {(id(s.facts), s.demanded): s for s in flow.scopes}.values()
+    return sum(len(s.live) for s in scopes), len(scopes), _coverage(scopes)
 
 
-def _coverage(flow: Dataflow) -> tuple[NotEnteredGroup, ...]:
+def _coverage(scopes: Iterable[Scope]) -> tuple[NotEnteredGroup, ...]:
     counts: Counter[tuple[str, str, str]] = Counter()
-    for scope in flow.scopes:
+    for scope in scopes:
         for index, skipped in scope.not_entered:
             counts[scope.eqns[index].primitive.name, skipped.param, skipped.reason] += 1
     return tuple(NotEnteredGroup(*key, n) for key, n in sorted(counts.items()))
