@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,6 +113,13 @@ class Scope:
     """This scope as entered from each of several calls: values of one aren't those of another."""
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What matchers found out about the scope, by keys of their own."""
+
+    def copy(self) -> Scope:
+        """The same body with the same facts for another call, which is yet to be added."""
+        made = copy(self)
+        made.callers, made._views, made.memo = [], {}, {}
+        made.several_asked, made._runs = False, None
+        return made
 
     def fact(self, atom: Atom) -> Fact:
         """What is known of an atom of this body."""
@@ -314,6 +322,8 @@ class Dataflow:
     ) -> None:
         """Without ``apart``, all calls with the same facts share a scope."""
         self._scopes: dict[tuple[Any, ...], Scope] = {}
+        self._leaves: dict[tuple[Any, ...], Scope] = {}
+        """A scope of each body that carries none, by its facts and demanded outputs."""
         self._apart = Apart() if apart is None else apart
         self._copies: Counter[int] = Counter()
         self.crowded: set[int] = set()
@@ -343,6 +353,10 @@ class Dataflow:
         known = self._scopes.get(key)
         if known is not None:
             return known
+        alike = self._leaves.get(key[:2])
+        if alike is not None:
+            scope = self._scopes[key] = alike.copy()
+            return scope
         jaxpr = jaxprs.opened(facts.body)
         scope = Scope(facts.body, facts, demanded, jaxpr.eqns)
         literal = jaxprs.LITERAL  # asked for once: this loop visits every equation
@@ -366,6 +380,8 @@ class Dataflow:
                 self._enter_bodies(scope, index, eqn, read)
         scope.live = live[::-1]
         self._scopes[key] = scope
+        if not scope.children:
+            self._leaves[key[:2]] = scope
         return scope
 
     def _for_one_call(

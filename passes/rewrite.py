@@ -65,9 +65,7 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
             except SiteDeclined as declined:
                 _refuse(declined, accepted, refused)
                 # A pass of less preference may take what this one had to give back.
-                flow, accepted, found = _match_calls(
-                    flow, analysis, passes, refused, taken, apart
-                )
+                flow, accepted, found = _match_calls(flow, analysis, passes, refused, taken, apart)
                 interpreter = interpreter.again(accepted)
         if moved is not None:
             # Everything is judged anew with the value where it is wanted: no round of its own.
