@@ -6,7 +6,9 @@ demands. A body called from several places in the same context is one scope with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +17,16 @@ from ..compat import jaxprs, source
 from ..compat.bodies import BodyKey, Entered, Flow, Role
 from ..compat.jaxprs import Atom, Body, Eqn, Var
 from .fact import Fact
-from .facts import Analysis, BodyFacts
+from .facts import MOST_CONTEXTS, Analysis, BodyFacts
 
 OUTPUT = -1
 """The reader index that stands for the body's own outputs."""
+
+_MOST_COPIED = 1 << 14
+"""Equations of one body, counted for each call, up to which it can be kept apart."""
+
+_SMALL = 24
+"""Equations of a body that is cheaper to keep apart at once than after it has been judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +107,19 @@ class Scope:
     _entered: dict[tuple[int, BodyKey], Entered] = field(default_factory=dict, repr=False)
     _call: Caller | None = field(default=None, repr=False)
     """The one call that this scope stands for, where a value was followed into it."""
+    several_asked: bool = field(default=False, repr=False)
+    """Whether somebody asked which call runs the body where it could be several."""
     _views: dict[tuple[int, int], Scope] = field(default_factory=dict, repr=False)
     """This scope as entered from each of several calls: values of one aren't those of another."""
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What matchers found out about the scope, by keys of their own."""
+
+    def copy(self) -> Scope:
+        """The same body with the same facts for another call, which is yet to be added."""
+        made = copy(self)
+        made.callers, made._views, made.memo = [], {}, {}
+        made.several_asked, made._runs = False, None
+        return made
 
     def fact(self, atom: Atom) -> Fact:
         """What is known of an atom of this body."""
@@ -155,6 +172,7 @@ class Scope:
     def caller(self) -> Caller | None:
         """The call that runs the body; None at the outermost, and where it could be several."""
         if self._call is None and len(self.callers) != 1:
+            self.several_asked = self.several_asked or bool(self.callers)
             return None
         return self._call or self.callers[0]
 
@@ -266,11 +284,50 @@ def _step_name(eqn: Eqn, entered: Entered) -> str:
     return f"{stack}/{label}" if stack else label
 
 
-class Dataflow:
-    """All scopes of a closed jaxpr that are reached by live equations."""
+class Apart:
+    """Bodies that are a scope for each call, as if each call had a body of its own."""
 
-    def __init__(self, closed: Body, analysis: Analysis, in_facts: tuple[Fact, ...]) -> None:
-        self._scopes: dict[tuple[int, tuple[bool, ...]], Scope] = {}
+    def __init__(self, roots: Collection[Any] = ()) -> None:
+        """Small bodies in which one of the primitives ``roots`` stands are among them."""
+        self._roots = frozenset(roots)
+        self._known: dict[int, tuple[Body, bool]] = {}
+
+    def add(self, body: Body) -> None:
+        """Keep a body apart from now on."""
+        self._known[id(body)] = (body, True)
+
+    def __contains__(self, body: Body) -> bool:
+        """Whether a body is kept apart."""
+        known = self._known.get(id(body))
+        if known is None:
+            eqns = jaxprs.opened(body).eqns
+            small = len(eqns) <= _SMALL and any(e.primitive in self._roots for e in eqns)
+            known = self._known[id(body)] = (body, small)
+        return known[1]
+
+
+class Dataflow:
+    """All scopes of a closed jaxpr that are reached by live equations.
+
+    What a body's inputs are made of is no fact about them. Where that matters, a body can be kept
+    ``apart``.
+    """
+
+    def __init__(
+        self,
+        closed: Body,
+        analysis: Analysis,
+        in_facts: tuple[Fact, ...],
+        apart: Apart | None = None,
+    ) -> None:
+        """Without ``apart``, all calls with the same facts share a scope."""
+        self._scopes: dict[tuple[Any, ...], Scope] = {}
+        self._leaves: dict[tuple[Any, ...], Scope] = {}
+        """A scope of each body that carries none, by its facts and demanded outputs."""
+        self._apart = Apart() if apart is None else apart
+        self._copies: Counter[int] = Counter()
+        self.crowded: set[int] = set()
+        """Bodies to keep apart with so many calls that some of these share a scope all the same."""
         outputs = len(jaxprs.opened(closed).outvars)
         self.root = self._enter(analysis.enter(closed, in_facts), (True,) * outputs)
         for scope in self._scopes.values():
@@ -281,11 +338,25 @@ class Dataflow:
         """Every scope, callees before callers."""
         return iter(self._scopes.values())
 
-    def _enter(self, facts: BodyFacts, demanded: tuple[bool, ...]) -> Scope:
-        key = (id(facts), demanded)
+    @property
+    def unclear(self) -> list[Body]:
+        """Bodies of which somebody asked what an input is, which differs from call to call."""
+        asked = (s.body for s in self._scopes.values() if s.several_asked)
+        return [body for body in asked if body not in self._apart]
+
+    def _enter(
+        self, facts: BodyFacts, demanded: tuple[bool, ...], call: tuple[Any, ...] = ()
+    ) -> Scope:
+        key: tuple[Any, ...] = (id(facts), demanded)
+        if call and facts.body in self._apart:
+            key = self._for_one_call(facts.body, key, call)
         known = self._scopes.get(key)
         if known is not None:
             return known
+        alike = self._leaves.get(key[:2])
+        if alike is not None:
+            scope = self._scopes[key] = alike.copy()
+            return scope
         jaxpr = jaxprs.opened(facts.body)
         scope = Scope(facts.body, facts, demanded, jaxpr.eqns)
         literal = jaxprs.LITERAL  # asked for once: this loop visits every equation
@@ -309,7 +380,20 @@ class Dataflow:
                 self._enter_bodies(scope, index, eqn, read)
         scope.live = live[::-1]
         self._scopes[key] = scope
+        if not scope.children:
+            self._leaves[key[:2]] = scope
         return scope
+
+    def _for_one_call(
+        self, body: Body, key: tuple[Any, ...], call: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """The key of a scope for one call; that of all of them where there are too many."""
+        most = max(MOST_CONTEXTS, _MOST_COPIED // (len(jaxprs.opened(body).eqns) or 1))
+        if self._copies[id(body)] >= most:
+            self.crowded.add(id(body))
+            return key
+        self._copies[id(body)] += 1
+        return *key, *call
 
     def _enter_bodies(self, scope: Scope, index: int, eqn: Eqn, read: set[Var]) -> None:
         carried = compat_bodies.carried(eqn)
@@ -325,7 +409,8 @@ class Dataflow:
                 port.outer is None or port.flow is Flow.CARRY or eqn.outvars[port.outer] in read
                 for port in entered.outputs
             )
-            child = self._enter(child_facts[entered.key], demanded)
+            call = (id(scope), index, entered.key)
+            child = self._enter(child_facts[entered.key], demanded, call)
             child.callers.append(Caller(scope, index, entered))
             children[entered.key] = child
             scope._entered[index, entered.key] = entered

@@ -12,7 +12,7 @@ from ..compat.jaxprs import Body, Eqn
 from ..compat.source import source_line
 from ..matchers.fact import UNKNOWN
 from ..matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
-from ..matchers.graph import Dataflow, Scope
+from ..matchers.graph import Apart, Dataflow, Scope
 from ..matchers.pattern import Mismatch
 from .base import Accepted, Match, Pass, Reason, Site, SiteDeclined, Status
 from .bring import Brought, bring
@@ -44,12 +44,14 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     taken: set[str] = set()
     visited: tuple[int, int, tuple[NotEnteredGroup, ...]] | None = None
     brought: Brought = {}
+    apart = Apart(frozenset().union(*(p.roots() for p in passes)))
+    crowded: set[int] = set()
     rounds = 0
     while rounds < MAX_ROUNDS:
         rounds += 1
-        flow = Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)))
+        flow = _flow(closed, analysis, apart)
         visited = visited or _visited(flow)
-        accepted, found = _match(flow, passes, refused, taken)
+        flow, accepted, found = _match_calls(flow, analysis, passes, refused, taken, apart)
         interpreter = Interpreter(accepted)
         moved: Body | None = None
         while accepted:
@@ -63,7 +65,7 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
             except SiteDeclined as declined:
                 _refuse(declined, accepted, refused)
                 # A pass of less preference may take what this one had to give back.
-                accepted, found = _match(flow, passes, refused, taken)
+                flow, accepted, found = _match_calls(flow, analysis, passes, refused, taken, apart)
                 interpreter = interpreter.again(accepted)
         if moved is not None:
             # Everything is judged anew with the value where it is wanted: no round of its own.
@@ -71,11 +73,15 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
             rounds -= 1
             flow.release()
             continue
-        sites = _merge(sites, found.values())
+        sites = _merge(sites, found)
+        crowded |= flow.crowded
         if accepted:
             closed = done.body
-            for body, scope in interpreter.origins:
+            made = {(id(b), id(s.facts)): (b, s) for b, s in interpreter.origins}
+            for body, scope in made.values():
                 analysis.rewritten(body, scope.facts)
+                if scope.body in apart:
+                    apart.add(body)
         flow.release()
         if not accepted:
             break
@@ -85,6 +91,10 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
         notes.append(
             f"{len(analysis.generalised)} bodies are called with more than {MOST_CONTEXTS} "
             "different sets of facts; in later calls nothing was taken as known of their inputs"
+        )
+    if crowded:
+        notes.append(
+            f"{len(crowded)} bodies are called from too many places to look at each call by itself"
         )
     notes.extend(_contradiction(c) for c in analysis.contradictions)
     assert visited is not None
@@ -104,6 +114,53 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
 
 
 _Key = tuple[int, int]
+
+
+def _flow(closed: Body, analysis: Analysis, apart: Apart) -> Dataflow:
+    return Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)), apart)
+
+
+def _match_calls(
+    flow: Dataflow,
+    analysis: Analysis,
+    passes: Sequence[Pass],
+    refused: Mapping[tuple[Any, ...], Reason],
+    taken: set[str],
+    apart: Apart,
+) -> tuple[Dataflow, dict[_Key, Accepted], list[Site]]:
+    """Judge every candidate, in each call of a body by itself where a verdict may depend on it.
+
+    Calls with the same facts share a scope until somebody asks what an input of it is made of: that
+    can differ between them, as an iota and an array of the same range do. Such bodies are added to
+    ``apart`` and all is judged anew, before anything is done that rests on a verdict.
+    """
+    while True:
+        lost = set(taken)
+        accepted, found = _match(flow, passes, refused, lost)
+        unclear = flow.unclear
+        if not unclear:
+            taken |= lost
+            return flow, accepted, _alike(found)
+        for body in unclear:
+            apart.add(body)
+        closed = flow.root.body
+        flow.release()
+        flow = _flow(closed, analysis, apart)
+
+
+def _alike(found: Mapping[tuple[_Key, str], tuple[Scope, Site]]) -> list[Site]:
+    """The verdicts, those on one equation that are alike in several calls with one set of facts.
+
+    Whether calls had to be told apart is no property of the program that a count should tell.
+    """
+    together: dict[tuple[Any, ...], Site] = {}
+    for scope, site in found.values():
+        codes = tuple(r.code for r in site.reasons)
+        context = id(scope.facts), scope.demanded
+        key = (*context, site.equation, site.pass_name, site.status, codes)
+        known = together.get(key)
+        together[key] = site if known is None else replace(known, calls=known.calls + site.calls)
+    return list(together.values())
 
 
 def _merge(earlier: Sequence[Site], found: Iterable[Site]) -> list[Site]:
@@ -137,7 +194,7 @@ def _match(
     passes: Sequence[Pass],
     refused: Mapping[tuple[Any, ...], Reason],
     taken: set[str],
-) -> tuple[dict[_Key, Accepted], dict[tuple[_Key, str], Site]]:
+) -> tuple[dict[_Key, Accepted], dict[tuple[_Key, str], tuple[Scope, Site]]]:
     """Judge every candidate of every live equation; ``taken`` gathers passes that lost a site.
 
     A pass of less preference is asked about a site that it can't have until it has lost one.
@@ -147,7 +204,7 @@ def _match(
         for root in p.roots():
             by_root.setdefault(root, []).append(p)
     accepted: dict[_Key, Accepted] = {}
-    found: dict[tuple[_Key, str], Site] = {}
+    found: dict[tuple[_Key, str], tuple[Scope, Site]] = {}
     for scope in flow.scopes:
         for index in scope.live:
             for p in by_root.get(scope.eqns[index].primitive, ()):
@@ -156,7 +213,7 @@ def _match(
                     continue
                 site, match = verdict
                 key = (id(scope), index)
-                found[key, p.name] = site
+                found[key, p.name] = scope, site
                 if match is not None:
                     accepted[key] = Accepted(match, p.replace(match), p)
                     rivals = by_root[scope.eqns[index].primitive]
@@ -267,13 +324,13 @@ def _contradiction(found: Contradiction) -> str:
 
 def _visited(flow: Dataflow) -> tuple[int, int, tuple[NotEnteredGroup, ...]]:
     """How many live equations in how many bodies there are, and what was not entered."""
-    equations = sum(len(s.live) for s in flow.scopes)
-    return equations, sum(1 for _ in flow.scopes), _coverage(flow)
+    scopes = {(id(s.facts), s.demanded): s for s in flow.scopes}.values()
+    return sum(len(s.live) for s in scopes), len(scopes), _coverage(scopes)
 
 
-def _coverage(flow: Dataflow) -> tuple[NotEnteredGroup, ...]:
+def _coverage(scopes: Iterable[Scope]) -> tuple[NotEnteredGroup, ...]:
     counts: Counter[tuple[str, str, str]] = Counter()
-    for scope in flow.scopes:
+    for scope in scopes:
         for index, skipped in scope.not_entered:
             counts[scope.eqns[index].primitive.name, skipped.param, skipped.reason] += 1
     return tuple(NotEnteredGroup(*key, n) for key, n in sorted(counts.items()))

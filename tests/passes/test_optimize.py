@@ -719,6 +719,115 @@ class TestTermination:
         assert done.report.declined == ()
 
 
+def _fetch(table, index):
+    return table.at[index].get(mode="clip")
+
+
+def _through_a_call(fetch):
+    return lambda table, index: fetch()(table, index // 2) + index
+
+
+def _three_tables(fetch, ids):
+    p = jnp.argsort(ids)
+    q = jnp.argsort(p)
+    rep = jnp.repeat(jnp.arange(3), 2)
+    a = fetch()(rep, q)
+    t = fetch()(jnp.arange(6), p)
+    return a, t, fetch()(rep, t)
+
+
+def _one_table_is_unknown(fetch, ids):
+    p = jnp.argsort(ids)
+    rep = jnp.repeat(jnp.arange(3), 2)
+    other = jnp.clip(ids, 0, 2)  # of the same range as ``rep``
+    return tuple(fetch()(t, i) for t in (rep, other) for i in (p, jnp.argsort(p)))
+
+
+def _tables_of_one_range(fetch, ids):
+    p = jnp.argsort(ids)
+    tables = jnp.repeat(jnp.arange(3), 2), jnp.tile(jnp.arange(3), 2), jnp.clip(ids, 0, 2)
+    return (*(fetch()(t, p) for t in tables), fetch()(jnp.arange(6), p))
+
+
+def _one_inside_another(fetch, ids):
+    p = jnp.argsort(ids)
+    tables = jnp.repeat(jnp.arange(3), 2), jnp.tile(jnp.arange(3), 2), jnp.clip(ids, 0, 2)
+    outer = jax.jit(_through_a_call(fetch))
+    return (*(outer(t, p) for t in tables), outer(tables[0], ids))
+
+
+def _in_turn(fetch, ids):
+    p = jnp.argsort(ids)
+    rep = jnp.repeat(jnp.arange(3), 2)
+    for _ in range(5):
+        p = fetch()(rep, p)
+    return p
+
+
+class TestOneBodyCalledFromManySites:
+    """Calls with the same facts, whose operands are made of different things."""
+
+    def test_calls_of_the_same_facts_are_judged_by_themselves(self):
+        def f(ids):
+            tables = jnp.repeat(jnp.arange(3), 2), jnp.clip(ids, 0, 2)
+            return [jnp.take(t, jnp.argsort(ids), mode="clip") for t in tables]
+
+        report = relower.explain(f, jnp.arange(6))
+        assert report.counts()["affine_gather"] == 1
+        (declined,) = (s for s in report.declined if s.pass_name == "affine_gather")
+        assert [r.code for r in declined.reasons] == ["not-affine"]
+
+    @pytest.mark.parametrize(
+        ("program", "gathers"),
+        [
+            (_three_tables, 3),
+            (_one_table_is_unknown, 2),
+            (_tables_of_one_range, 3),
+            (_one_inside_another, 3),
+            (_in_turn, 5),
+        ],
+    )
+    def test_all_is_done_at_once_and_as_if_each_call_had_a_copy(self, program, gathers):
+        shared = jax.jit(_fetch)
+
+        def own():
+            return jax.jit(lambda table, index: _fetch(table, index))
+
+        def with_shared(ids):
+            return program(lambda: shared, ids)
+
+        def with_own(ids):
+            return program(own, ids)
+
+        def runs(fn):
+            counts = {}
+            for site in relower.explain(fn, ids).applied:
+                counts[site.pass_name] = counts.get(site.pass_name, 0) + site.calls
+            return counts
+
+        ids = jnp.array([4, 1, 5, 0, 2, 3])
+        assert runs(with_shared)["affine_gather"] == gathers
+        assert runs(with_shared) == runs(with_own)
+        once = relower.optimize(with_shared)
+        assert relower.explain(once, ids).applied == ()
+        assert str(jax.make_jaxpr(relower.optimize(once))(ids)) == str(jax.make_jaxpr(once)(ids))
+        for got, wanted in zip(once(ids), with_shared(ids), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+    def test_too_many_calls_to_look_at_each_are_said(self):
+        @jax.jit
+        def shared(table, index, x):
+            for i in range(400):
+                x = x * (i + 1.0)
+            return table[index], x
+
+        def f(table, index):
+            return [shared(table, index, 1.0) for _ in range(100)]
+
+        report = relower.explain(f, jnp.arange(8), jnp.arange(4))
+        assert any("too many places" in note for note in report.notes)
+
+
 class TestNotApplicable:
     def test_every_unmet_requirement_is_named(self):
         def f(k):
