@@ -13,6 +13,7 @@ from ..compat import bodies as compat_bodies
 from ..compat import edit, jaxprs, tracing, vma
 from ..compat.bodies import Entered, Flow, Port
 from ..compat.jaxprs import Atom, Body, Eqn, Var
+from ..compat.mesh_types import differs_only_in_mesh
 
 
 class IllFormed(Exception):
@@ -212,7 +213,9 @@ def _check_interface(new: Body, old: Body, retyped: bool) -> None:
         if len(olds) != len(news):
             raise IllFormed(f"{len(news)} {what}, wanted {len(olds)}")
         for position, (o, n) in enumerate(zip(olds, news, strict=True)):
-            if o != n and not (retyped and vma.differs_only_in_varying(o, n)):
+            if o == n or differs_only_in_mesh(o, n):
+                continue
+            if not (retyped and vma.differs_only_in_varying(o, n)):
                 raise IllFormed(
                     f"{what}[{position}] has type {n.str_short()}, wanted {o.str_short()}"
                 )
