@@ -113,7 +113,7 @@ def test_counts_that_wrap_around(same, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
 def test_counts_in_floats(same, dtype):
     same(added(9, dtype), IDS, passes=[NAME], applied=ONE)
-    same(added(9, dtype, each=-3.0), IDS, passes=[NAME], applied=ONE)
+    same(added(9, dtype, each=3.0), IDS, passes=[NAME], applied=ONE)
 
 
 # --- transforms -----------------------------------------------------------------------------------
