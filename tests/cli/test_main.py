@@ -370,7 +370,8 @@ def test_gate_reports(capfd, monkeypatch):
 def test_interrupted_with_several_at_once(number, code):
     Path("begun").unlink(missing_ok=True)
     Path("slow.toml").write_text(GATE.replace('"cases.py:swapped"', '"cases.py:sleeps"'))
-    command = [sys.executable, "-m", "relower.cli.main", "gate", "slow.toml", "-j", "3", "--no-cache"]
+    gate = ["gate", "slow.toml", "-j", "3", "--no-cache"]
+    command = [sys.executable, "-m", "relower.cli.main", *gate]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as run:
         while not Path("begun").exists():
             assert run.poll() is None
