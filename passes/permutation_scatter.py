@@ -33,6 +33,7 @@ from ..matchers.row_scatter import Rows, drops, row_axis, row_dimension, rows_of
 from ..matchers.wrapped_index import plain_value
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .row_gather import gathered_rows
+from .scatter_site import into_zeros, no_whole_slices
 
 _PARAMS = frozenset({"dimension_numbers", "indices_are_sorted", "mode", "unique_indices",
                      "update_consts", "update_jaxpr"})  # fmt: skip
@@ -53,20 +54,8 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     return Match(scope, index, {"axis": axis, "size": size, "rows": rows_of(scope, eqn, size)})
 
 
-def _into_zeros(match: Match) -> Reason | None:
-    operand = match.eqn.invars[0]
-    if match.scope.fact(operand).is_zero():
-        return None
-    return Reason("not-zeros", "the updates are added to something",
-                  describe_atom(match.scope, operand), "zeros")  # fmt: skip
-
-
 def _whole_slices(match: Match) -> Reason | None:
-    if match.captures["axis"] is not None:
-        return None
-    return Reason("layout", "the updates are not whole slices along one axis",
-                  str(match.eqn.params["dimension_numbers"]),
-                  "one inserted dimension, the others whole windows, none batched")  # fmt: skip
+    return no_whole_slices(match) if match.captures["axis"] is None else None
 
 
 def _by_permutation(match: Match) -> Reason | None:
@@ -169,7 +158,7 @@ PASS = Pass(
     roots=lambda: frozenset({_scatter_add()}),
     find=_find,
     requirements=(
-        Requirement("not-zeros", "The updates are added to zeros.", _into_zeros),
+        Requirement("not-zeros", "The updates are added to zeros.", into_zeros),
         Requirement("layout", "The updates are whole slices along one axis.", _whole_slices),
         Requirement(
             "not-permutation",

@@ -35,6 +35,7 @@ from ..matchers.pattern import Mismatch, describe_atom
 from ..matchers.scattered import Slices, unnamed_param, whole_slices
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .row_sums import by_choice, masked, sorting_order, summed, taken
+from .scatter_site import into_zeros, no_whole_slices
 
 _MODES = lax.GatherScatterMode
 
@@ -56,20 +57,8 @@ def _known(match: Match) -> tuple[Slices | None, Grouped | None]:
     return match.captures["slices"], match.captures["grouped"]
 
 
-def _into_zeros(match: Match) -> Reason | None:
-    operand = match.eqn.invars[0]
-    if match.scope.fact(operand).is_zero():
-        return None
-    return Reason("not-zeros", "the updates are added to something",
-                  describe_atom(match.scope, operand), "zeros")  # fmt: skip
-
-
 def _whole_slices(match: Match) -> Reason | None:
-    if match.captures["slices"] is not None:
-        return None
-    return Reason("layout", "the updates are not whole slices along one axis",
-                  str(match.eqn.params["dimension_numbers"]),
-                  "one inserted dimension, the others whole windows, none batched")  # fmt: skip
+    return no_whole_slices(match) if match.captures["slices"] is None else None
 
 
 def _grouped(match: Match) -> Reason | None:
@@ -177,7 +166,7 @@ PASS = Pass(
     roots=lambda: frozenset({primitive("scatter_add_p")}),
     find=_find,
     requirements=(
-        Requirement("not-zeros", "The updates are added to zeros.", _into_zeros),
+        Requirement("not-zeros", "The updates are added to zeros.", into_zeros),
         Requirement("layout", "The updates are whole slices along one axis.", _whole_slices),
         Requirement(
             "not-routing",
