@@ -31,7 +31,8 @@ from ..matchers.key_range import (
     positions_step,
 )
 from ..matchers.pattern import Mismatch
-from .argsort_site import (
+from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .parts.argsort_site import (
     HAS_INTEGER_KEY,
     POSITIONS_FIT,
     argsort_of,
@@ -41,8 +42,7 @@ from .argsort_site import (
     is_stable,
     unique_pairs,
 )
-from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-from .packed_word import WORD_BITS, fits, pack, unpack_key, unpack_slot
+from .parts.packed_word import WORD_BITS, fits, pack, unpack_key, unpack_slot
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:

@@ -22,8 +22,8 @@ from jax import lax
 from ..matchers.argsort import find_argsort, sort_primitive
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
-from .argsort_site import argsort_of, carried, has_one_key, is_stable
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .parts.argsort_site import argsort_of, carried, has_one_key, is_stable
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:

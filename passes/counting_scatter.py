@@ -31,7 +31,7 @@ from ..matchers.pattern import Mismatch, describe_atom
 from ..matchers.scattered import Elements, single_elements, unnamed_param
 from ..matchers.wrapped_index import plain_index
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-from .one_hot import counts, small
+from .parts.one_hot import counts, small
 
 _MOST = 1 << 24
 """Float32 holds every integer up to it."""

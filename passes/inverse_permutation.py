@@ -40,8 +40,8 @@ from ..matchers.graph import Scope
 from ..matchers.inverse import came_by_loop, find_inverse, find_inverse_elsewhere
 from ..matchers.inverse_site import inverse_call, masked_inverse, sorted_keys
 from ..matchers.pattern import Mismatch
-from . import inverse_permutation_ways as ways
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .parts import inverse_permutation_ways as ways
 
 _FREE, _SORTS = ("at_hand", "threaded"), ("packed", "pairs")
 _PACKED, _PAIRS = 20_952 / 81_920, 81_987 / 81_920

@@ -15,8 +15,8 @@ from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
 from . import registry
 from .base import Contract, Pass, PassNotApplicable
+from .engine.rewrite import rewrite
 from .report import Report
-from .rewrite import rewrite
 
 MAX_CACHED = 256
 """Signatures that one optimized function remembers; the oldest goes first."""

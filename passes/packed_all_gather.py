@@ -38,8 +38,8 @@ from ..matchers.collectives import PARAMS, collectives, common_layout, is_gather
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
 from ..matchers.side_by_side import Layout, Shape
-from . import joined
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .parts import joined
 
 _REQUIREMENTS = {
     "kind": ("they are collectives of different kinds", "All are of one kind."),

@@ -32,8 +32,8 @@ from ..matchers.pattern import Mismatch, describe_atom
 from ..matchers.row_scatter import Rows, drops, row_axis, row_dimension, rows_of
 from ..matchers.wrapped_index import plain_value
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-from .row_gather import gathered_rows
-from .scatter_site import into_zeros, no_whole_slices
+from .parts.row_gather import gathered_rows
+from .parts.scatter_site import into_zeros, no_whole_slices
 
 _PARAMS = frozenset({"dimension_numbers", "indices_are_sorted", "mode", "unique_indices",
                      "update_consts", "update_jaxpr"})  # fmt: skip

@@ -34,8 +34,8 @@ from ..matchers.origin import origin
 from ..matchers.pattern import Mismatch, describe_atom
 from ..matchers.scattered import Slices, unnamed_param, whole_slices
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-from .row_sums import by_choice, masked, sorting_order, summed, taken
-from .scatter_site import into_zeros, no_whole_slices
+from .parts.row_sums import by_choice, masked, sorting_order, summed, taken
+from .parts.scatter_site import into_zeros, no_whole_slices
 
 _MODES = lax.GatherScatterMode
 

@@ -34,8 +34,8 @@ from ..compat.tracing import primitive
 from ..compat.weak_types import weak
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
-from . import greatest
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .parts import greatest
 
 MOST = 16
 """The greatest k that is rewritten: each is unrolled into the program."""

@@ -32,7 +32,7 @@ from ..matchers.pattern import Mismatch, describe_atom
 from ..matchers.scattered import single_elements, unnamed_param
 from ..matchers.wrapped_index import plain_index
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-from .one_hot import placed
+from .parts.one_hot import placed
 
 _MODES = lax.GatherScatterMode
 _MOST_PLACES = 4096

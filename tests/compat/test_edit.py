@@ -49,7 +49,7 @@ def test_drop_unread(name):
     closed, index = program(PROGRAMS[name], name, X, X)
     changed, old, new = drop(closed, index)
     assert len(new.invars) == len(old.invars) - 1
-    from relower.passes.check import check_closed
+    from relower.passes.engine.check import check_closed
 
     check_closed(changed)
     got = tracing.evaluate(changed, X, X)

@@ -14,9 +14,9 @@ from jax import lax
 from relower import PassNotApplicable, explain, optimize
 from relower.compat import bodies, jaxprs, tracing
 from relower.compat.primitives import primitive
-from relower.passes import check
 from relower.passes.base import Contract, Match, Pass, Replacement
-from relower.passes.rewrite import rewrite
+from relower.passes.engine import check
+from relower.passes.engine.rewrite import rewrite
 
 
 def make_pass(name, root, find, replace, requirements=(), profitable=lambda m: None):

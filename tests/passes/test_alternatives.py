@@ -87,8 +87,8 @@ def test_alternatives_are_named_and_give_replacements_or_reasons():
         seen.update(p.alternatives(match))
         return p.profitable(match)
 
+    from relower.passes.engine.rewrite import rewrite
     from relower.passes.optimize import _trace
-    from relower.passes.rewrite import rewrite
 
     spy = dataclasses.replace(p, profitable=profitable)
     rewrite(_trace(ranks, (SCORES,), {}).closed, [spy])

@@ -14,7 +14,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from relower import explain, optimize
-from relower.passes import counting_scatter, one_hot, registry
+from relower.passes import counting_scatter, registry
+from relower.passes.parts import one_hot
 
 NAME = "counting_scatter"
 ONE = {NAME: 1}

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from relower import assume_range, explain, optimize
 from relower.kernels import counting_rank
-from relower.passes import inverse_permutation, inverse_permutation_ways, registry
+from relower.passes import inverse_permutation, registry
+from relower.passes.parts import inverse_permutation_ways
 
 NAME = "inverse_permutation"
 ONE = {NAME: 1}

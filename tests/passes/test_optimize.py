@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import relower
 from relower.passes import optimize as optimize_module
-from relower.passes.rewrite import MAX_ROUNDS, rewrite
+from relower.passes.engine.rewrite import MAX_ROUNDS, rewrite
 
 F32 = jnp.float32
 

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from relower import explain, optimize
 from relower.matchers import collectives
-from relower.passes import joined, packed_all_gather
+from relower.passes import packed_all_gather
+from relower.passes.parts import joined
 
 NAME = "packed_all_gather"
 ONE = {NAME: 1}

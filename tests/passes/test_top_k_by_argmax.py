@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from relower import explain, optimize
 from relower.compat.top_k import reads_widened
-from relower.passes import greatest, registry, top_k_by_argmax
+from relower.passes import registry, top_k_by_argmax
+from relower.passes.parts import greatest
 
 NAME = "top_k_by_argmax"
 ONE = {NAME: 1}

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..compat import bodies as compat_bodies
-from ..compat import edit, jaxprs
-from ..compat.bodies import BodyKey
-from ..compat.edit import CannotEdit
-from ..compat.jaxprs import Body, Eqn, Var
-from .base import Reason, SiteDeclined
+from ...compat import bodies as compat_bodies
+from ...compat import edit, jaxprs
+from ...compat.bodies import BodyKey
+from ...compat.edit import CannotEdit
+from ...compat.jaxprs import Body, Eqn, Var
+from ..base import Reason, SiteDeclined
 
 Path = tuple[tuple[int, BodyKey], ...]
 """From the outermost body: which equation, and which of its bodies, at each level."""

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from relower.compat import bodies, jaxprs, tracing
 from relower.passes.base import SiteDeclined
-from relower.passes.check import check_closed
-from relower.passes.thread import thread
+from relower.passes.engine.check import check_closed
+from relower.passes.engine.thread import thread
 
 F32 = jnp.float32
 

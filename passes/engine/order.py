@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..compat import jaxprs
-from ..compat.jaxprs import Atom, Eqn, Var
-from ..matchers.motion import is_barrier, is_pure
-from .base import Accepted, Reason, SiteDeclined
+from ...compat import jaxprs
+from ...compat.jaxprs import Atom, Eqn, Var
+from ...matchers.motion import is_barrier, is_pure
+from ..base import Accepted, Reason, SiteDeclined
 
 
 def order_of(eqns: Sequence[Eqn], sites: Mapping[int, Accepted]) -> Sequence[int]:

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import bodies as compat_bodies
-from ..compat import jaxprs, tracing, vma
-from ..compat.bodies import Entered, Flow, Role
-from ..compat.jaxprs import Atom, Body, Eqn, Var
-from ..compat.mesh_types import told_apart
-from .base import Accepted, Reason, SiteDeclined
+from ...compat import bodies as compat_bodies
+from ...compat import jaxprs, tracing, vma
+from ...compat.bodies import Entered, Flow, Role
+from ...compat.jaxprs import Atom, Body, Eqn, Var
+from ...compat.mesh_types import told_apart
+from ..base import Accepted, Reason, SiteDeclined
 
 _MAX_ROUNDS = 8
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..compat import bodies as compat_bodies
-from ..compat import edit, jaxprs, tracing, vma
-from ..compat.jaxprs import Atom, Body, Eqn, Var
-from ..compat.mesh_types import differs_only_in_mesh
-from ..matchers.graph import Scope
-from .base import Accepted, SiteDeclined
+from ...compat import bodies as compat_bodies
+from ...compat import edit, jaxprs, tracing, vma
+from ...compat.jaxprs import Atom, Body, Eqn, Var
+from ...compat.mesh_types import differs_only_in_mesh
+from ...matchers.graph import Scope
+from ..base import Accepted, SiteDeclined
 from .check import check_rewritten
 from .order import order_of
 from .retype import Retyper

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from ..matchers.side_by_side import Layout, Shape
+from ...matchers.side_by_side import Layout, Shape
 
 
 @dataclass(frozen=True)

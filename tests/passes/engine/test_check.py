@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from relower.compat import bodies, jaxprs, vma
-from relower.passes.check import IllFormed, check_closed, check_rewritten
+from relower.passes.engine.check import IllFormed, check_closed, check_rewritten
 
 F32 = jnp.float32
 

@@ -8,7 +8,7 @@ from jax import lax
 
 from relower.compat import jaxprs
 from relower.passes.base import Match, Replacement, SiteDeclined
-from relower.passes.order import order_of
+from relower.passes.engine.order import order_of
 
 X = np.float32(3)
 

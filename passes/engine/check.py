@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..compat import bodies as compat_bodies
-from ..compat import edit, jaxprs, tracing, vma
-from ..compat.bodies import Entered, Flow, Port
-from ..compat.jaxprs import Atom, Body, Eqn, Var
-from ..compat.mesh_types import differs_only_in_mesh
+from ...compat import bodies as compat_bodies
+from ...compat import edit, jaxprs, tracing, vma
+from ...compat.bodies import Entered, Flow, Port
+from ...compat.jaxprs import Atom, Body, Eqn, Var
+from ...compat.mesh_types import differs_only_in_mesh
 
 
 class IllFormed(Exception):

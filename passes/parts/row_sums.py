@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..matchers.grouped import Grouped
+from ...matchers.grouped import Grouped
 
 _MODES = lax.GatherScatterMode
 

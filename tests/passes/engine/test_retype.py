@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from relower.compat import jaxprs, tracing, vma
 from relower.passes.base import Match, Replacement
-from relower.passes.check import check_closed
-from relower.passes.rewrite import rewrite
+from relower.passes.engine.check import check_closed
+from relower.passes.engine.rewrite import rewrite
 
 F32, I32 = jnp.float32, jnp.int32
 N = 8

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..compat.jaxprs import Body, Eqn
-from ..matchers.graph import Scope
-from .base import Accepted, Reason, SiteDeclined
+from ...compat.jaxprs import Body, Eqn
+from ...matchers.graph import Scope
+from ..base import Accepted, Reason, SiteDeclined
 from .thread import Path, thread
 
 Brought = dict[tuple[str, int, Path], Eqn]

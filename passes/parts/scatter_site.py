@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..matchers.pattern import describe_atom
-from .base import Match, Reason
+from ...matchers.pattern import describe_atom
+from ..base import Match, Reason
 
 
 def into_zeros(match: Match) -> Reason | None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from ..compat.weak_types import weak
+from ...compat.weak_types import weak
 
 
 def gathered_rows(

@@ -8,15 +8,15 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..compat import vma
-from ..compat.jaxprs import Atom, Eqn
-from ..compat.tracing import rebind, type_of
-from ..compat.weak_types import weak
-from ..kernels.counting_rank import counting_rank, counting_ranks
-from ..matchers.argsort import Argsort, sort_primitive
-from ..matchers.graph import Value
-from . import argsort_packed_key
-from .base import Match, Reason, Replacement
+from ...compat import vma
+from ...compat.jaxprs import Atom, Eqn
+from ...compat.tracing import rebind, type_of
+from ...compat.weak_types import weak
+from ...kernels.counting_rank import counting_rank, counting_ranks
+from ...matchers.argsort import Argsort, sort_primitive
+from ...matchers.graph import Value
+from .. import argsort_packed_key
+from ..base import Match, Reason, Replacement
 
 Way = Replacement | Reason
 

@@ -795,7 +795,7 @@ class TestLiterals:
 
 def test_declining_many_sites_redoes_little(engine, monkeypatch):
     """A site that can't be substituted is taken out without doing all the others again."""
-    from relower.passes import interpreter
+    from relower.passes.engine import interpreter
 
     counted = []
     original = interpreter.Interpreter._rewrite

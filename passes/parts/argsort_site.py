@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from ..matchers.argsort import Argsort
-from ..matchers.key_range import exact_dtype, is_integer_key, key_range, positions_span
-from .base import Match, Reason, Requirement
+from ...matchers.argsort import Argsort
+from ...matchers.key_range import exact_dtype, is_integer_key, key_range, positions_span
+from ..base import Match, Reason, Requirement
 
 
 def argsort_of(match: Match) -> Argsort:

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..compat import jaxprs
-from ..compat.jaxprs import Body, Eqn
-from ..compat.source import source_line
-from ..matchers.fact import UNKNOWN
-from ..matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
-from ..matchers.graph import Apart, Dataflow, Scope
-from ..matchers.pattern import Mismatch
-from .base import Accepted, Match, Pass, Reason, Site, SiteDeclined, Status
+from ...compat import jaxprs
+from ...compat.jaxprs import Body, Eqn
+from ...compat.source import source_line
+from ...matchers.fact import UNKNOWN
+from ...matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
+from ...matchers.graph import Apart, Dataflow, Scope
+from ...matchers.pattern import Mismatch
+from ..base import Accepted, Match, Pass, Reason, Site, SiteDeclined, Status
+from ..report import NotEnteredGroup, Report
 from .bring import Brought, bring
 from .interpreter import Interpreter
-from .report import NotEnteredGroup, Report
 
 MAX_ROUNDS = 16
 """Rounds of match and substitute before `rewrite` stops and says so."""

@@ -1,0 +1,1 @@
+"""What carries out a rewrite: matching, splicing, retyping, threading, and the check."""

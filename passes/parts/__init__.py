@@ -1,0 +1,1 @@
+"""What several passes share: requirements, and the operations their replacements are made of."""
