@@ -45,6 +45,12 @@ class CellResult:
     """Why it is broken or undecided."""
     difference: Difference | None = None
 
+    @property
+    def sides(self) -> tuple[str, str]:
+        """What ``-`` and ``a`` stand for in the difference, and what ``+`` and ``b`` do."""
+        other = "" if self.cell.other is None else self.cell.other.name
+        return f"- a: {self.cell.node.name}", f"+ b: {other}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -53,6 +59,8 @@ class CellResult:
             "expects": self.cell.kind,
             "status": self.status,
             "messages": list(self.messages),
+            "a": self.cell.node.name,
+            "b": None if self.cell.other is None else self.cell.other.name,
             "difference": None if self.difference is None else self.difference.to_json(),
         }
 
@@ -253,7 +261,7 @@ def _lower(
 def judge(cell: Cell, lowered: Lowered, matrix: Matrix, snapshots: Mode) -> CellResult:
     """Compares the two programs of a cell, and checks what else it expects.
 
-    The difference's first side is the program that the cell refers to.
+    The difference's sides are the cell's, as its name reads: left first.
     """
     failed = {f"{n.name}: {p}": None for n in cell.nodes()
               if isinstance(p := lowered[n], ChildFailed)}  # fmt: skip
@@ -275,7 +283,7 @@ def judge(cell: Cell, lowered: Lowered, matrix: Matrix, snapshots: Mode) -> Cell
         how = "check" if broken and snapshots == "accept" else snapshots
         return _against_snapshot(cell, programs[cell.node], matrix, how, broken, unclear)
     try:
-        found = diff(programs[cell.other], programs[cell.node], cell.level, cell.allow)
+        found = diff(programs[cell.node], programs[cell.other], cell.level, cell.allow)
     except InputError as error:
         return CellResult(cell, "undecided", (str(error),))
     if found.verdict is Verdict.UNKNOWN:

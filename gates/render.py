@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..lowering.change import Change, Difference, Group, Verdict
 from ..lowering.program import Location
+from .wrap import lines
 
 PLAIN_WIDTH = 96
 MAX_CHARACTERS = 16_000
@@ -153,15 +154,19 @@ def alike(group: Group) -> str:
     return f"{count} times in {sections} {kind}s, all alike"
 
 
-def indented(out: Console, text: str | Text, by: int = 2) -> None:
-    """Prints ``text`` wrapped at the width, every line indented alike and nothing cut."""
+def indented(out: Console, text: str | Text, by: int = 2, hang: int = 0) -> None:
+    """Prints ``text`` wrapped at the width, every line indented alike and nothing cut.
+
+    Lines after the first are indented by ``hang`` more.
+    """
     body = Text(text) if isinstance(text, str) else text
     if _CONTROL.search(body.plain):
         body = Text(_CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", body.plain))
+    body.expand_tabs()
     width = max(20, out.width - by)
-    for line in body.wrap(out, width, overflow="fold", no_wrap=False):
-        line.rstrip()
-        out.print(Text(" " * by).append_text(line), no_wrap=True, overflow="ignore", crop=False)
+    for number, (start, end) in enumerate(lines(body.plain, width, hang)):
+        line = Text(" " * (by + (hang if number else 0))).append_text(body[start:end])
+        out.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
 def relative(path: str) -> str:

@@ -68,7 +68,7 @@ def test_help_of_the_whole_loads_no_command():
 def test_identical(capfd):
     out, err = said(capfd, "diff", "base.program", "cases.py:renamed", code=0)
     first, second, verdict = out.splitlines()
-    size = r" \d\d operations, 1 kernel called 1 time, \d\d details set aside as noise"
+    size = r" \d\d operations, 1 kernel in 1 call, \d\d details set aside as noise"
     assert re.fullmatch("a:" + size, first)
     assert re.fullmatch("b:" + size, second)
     assert verdict.startswith("IDENTICAL at level exact")
@@ -188,11 +188,42 @@ def test_a_truncated_artifact(capfd, cut):
     assert err.count("\n") == 1
 
 
-def test_what_argparse_refuses():
-    for arguments in ([], ["nonsense"], ["diff", "a"], ["lower", "x", "--timeout", "0"]):
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        assert caught.value.code == 2
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "COMMAND"),
+        (["nonsense"], "'nonsense'"),
+        (["diff", "a"], "required: b"),
+        (["lower", "x", "--timeout", "0"], "--timeout: 0: wanted seconds above 0"),
+        (["gate", "--jobs", "0"], "--jobs/-j: 0: wanted a number of at least 1"),
+        (["gate", "--what"], "--what"),
+    ],
+)
+def test_what_argparse_refuses_is_one_line(capfd, arguments, says):
+    _, err = said(capfd, *arguments, code=2)
+    assert err.startswith("relower: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["lower", "nope.py:x"],
+        ["lower", "cases.py:base", "--timeout", "0"],
+        ["diff", "nope.program", "base.program"],
+        ["probe", "nope.py:x"],
+        ["gate", "nope.toml"],
+        ["passes", "nope"],
+        ["explain", "nope.py:x"],
+        ["cost", "nope.py:x"],
+        ["selftest", "nope.py:x"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_bad_input_is_an_object_with_json(capfd, parsed, arguments):
+    out, err = said(capfd, *arguments, "--json", code=2)
+    assert err == f"relower: {parsed('error', out)['error']}\n"
 
 
 def test_passes(capfd, parsed):
@@ -439,7 +470,5 @@ def test_a_report_that_cannot_be_written_is_no_verdict():
 
 @pytest.mark.parametrize("seconds", ["inf", "1e400", "nan", "0", "-1", "abc"])
 def test_a_timeout_nobody_can_wait_for(capfd, seconds):
-    with pytest.raises(SystemExit) as ended:
-        main(["diff", "base.program", "base.program", "--timeout", seconds])
-    assert ended.value.code == 2
-    assert "wanted seconds above 0" in capfd.readouterr().err
+    _, err = said(capfd, "diff", "base.program", "base.program", "--timeout", seconds, code=2)
+    assert "wanted seconds above 0" in err
