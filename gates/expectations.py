@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..lowering.program import Program
 from .budget import OTHER, Miss, Number, check, measured
-from .config import Cell, Node
+from .cells import Cell, Node
 
 
 def expectations(cell: Cell, programs: Mapping[Node, Program]) -> list[Miss]:

@@ -14,8 +14,8 @@ from ..lowering.diff import diff
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Program
 from .cache import Cache
+from .cells import Cell, Matrix, Node
 from .child import ChildFailed, Job, run
-from .config import Cell, Matrix, Node
 from .containment import strays
 from .expectations import expectations
 from .inputs import matched

@@ -24,7 +24,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from relower.gates.config import Matrix, load_matrix
+from relower.gates.cells import Matrix
+from relower.gates.config import load_matrix
 from relower.lowering import artifact
 from relower.lowering.change import Verdict
 from relower.lowering.diff import diff

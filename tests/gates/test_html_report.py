@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from relower.gates.config import Cell, Node
+from relower.gates.cells import Cell, Node
 from relower.gates.html_report import OPEN_GROUPS, diff_page, gate_page
 from relower.gates.matrix import CellResult, GateResult
 from relower.gates.page import SCRIPT, STYLE, page, text
