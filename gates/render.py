@@ -147,11 +147,11 @@ def alike(group: Group) -> str:
     sections = len(group.sections)
     count = len(group.changes)
     if sections == 1:
-        return f"{count} times alike"
+        return f"{count:,} times alike"
     kind = group.first.section_kind
     if count == sections:
-        return f"in {sections} {kind}s alike"
-    return f"{count} times in {sections} {kind}s, all alike"
+        return f"in {sections:,} {kind}s alike"
+    return f"{count:,} times in {sections:,} {kind}s, all alike"
 
 
 def indented(out: Console, text: str | Text, by: int = 2, hang: int = 0) -> None:
