@@ -83,8 +83,9 @@ def show(out: Console, program: Program, title: str) -> None:
     """Prints what a program holds."""
     held = summary(program)
     out.print(Text(title, style="bold"))
+    out.print(Text("sha256", style="bold"))
     for level, digest in held["digests"].items():
-        out.print(f"  {level:9} sha256 {digest}", soft_wrap=True)
+        out.print(f"  {level:9} {digest}", soft_wrap=True)
     _counts(out, "operations", held["ops"], OPS_SHOWN)
     if held["kernels"]:
         out.print(Text("kernels", style="bold"))

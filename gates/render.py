@@ -99,7 +99,7 @@ def show_group(out: Console, group: Group, by: int = 2) -> None:
     head.append("".join(f"{outer} › " for outer in path), style="dim")
     head.append(name, style="bold")
     head.append(f"  {what(change)}")
-    indented(out, head, by)
+    indented(out, head, by, hang=2)
     for sign, side, style in (("-", change.a, "red"), ("+", change.b, "green")):
         if side:
             indented(out, Text(f"{sign} {side}", style=style), by + 2)
@@ -125,9 +125,9 @@ def what(change: Change) -> str:
         return "is another operation"
     if change.kind == "moved":
         return "stands at another place among its neighbours"
-    return (
-        f"{change.detail} differs" if not change.detail.startswith("operands ") else change.detail
-    )
+    if change.detail.startswith("operands "):
+        return change.detail
+    return f"{change.detail} {'differ' if change.detail.startswith('arguments') else 'differs'}"
 
 
 def places(change: Change) -> list[str]:
