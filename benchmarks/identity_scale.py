@@ -2,7 +2,7 @@
 
     python benchmarks/identity_scale.py
     python benchmarks/identity_scale.py --sizes 1000 10000 --levels exact inlined dataflow
-    python benchmarks/identity_scale.py --sizes 100000 1000000 --levels exact
+    python benchmarks/identity_scale.py --sizes 100000 1000000 --levels exact --edit constant
 
 For each size a StableHLO module is generated: layers of elementwise operations, matrix products,
 constants, reductions and calls of a private function, with source locations as JAX writes them.
@@ -147,7 +147,9 @@ def held() -> int:
     return pages * resource.getpagesize()
 
 
-def measure(size: int, levels: list[str], repetitions: int) -> dict[str, Any]:
+def measure(
+    size: int, levels: list[str], repetitions: int, edits: list[str], places: list[str]
+) -> dict[str, Any]:
     """The figures of one size."""
     import jax
 
@@ -205,7 +207,7 @@ def measure(size: int, levels: list[str], repetitions: int) -> dict[str, Any]:
     equal, verdict = seconds(lambda: diff(a, b, level))
     assert verdict.verdict.name == "IDENTICAL", verdict
     found["equal"], found["edits"] = equal, {}
-    for edit, place in product(EDITS, PLACES):
+    for edit, place in product(edits, places):
         other = artifact.loads(artifact.dumps(program(parsed(edit, place), level)))
         unequal, verdict = seconds(lambda other=other: diff(a, other, level))
         count = len(verdict.changes)
@@ -220,11 +222,14 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--edit", nargs="+", choices=EDITS, default=list(EDITS))
+    parser.add_argument("--place", nargs="+", choices=PLACES, default=list(PLACES))
     parser.add_argument("--edits", action="store_true", help="print the time of every edit")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        print(json.dumps(measure(options.one, options.levels, options.repetitions)))
+        chosen = options.levels, options.repetitions, options.edit, options.place
+        print(json.dumps(measure(options.one, *chosen)))
         return
     import jax
 
@@ -236,6 +241,7 @@ def main() -> None:
     for size in options.sizes:
         command = [sys.executable, __file__, "--one", str(size), "--levels", *options.levels]
         command += ["--repetitions", str(options.repetitions)]
+        command += ["--edit", *options.edit, "--place", *options.place]
         out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         row = json.loads(out)
         per_op = row["printing"] * row[options.levels[0]] / row["size"]
