@@ -15,6 +15,7 @@ from ...compat import bodies as compat_bodies
 from ...compat import edit, jaxprs, tracing, vma
 from ...compat.jaxprs import Atom, Body, Eqn, Jaxpr, Var
 from ...compat.mesh_types import differs_only_in_mesh
+from ...matchers.facts import Splice
 from ...matchers.graph import Scope
 from ..base import Accepted, SiteDeclined
 from .check import check_rewritten
@@ -45,6 +46,8 @@ class Interpreter:
     """By ``(id(scope), index of the root equation)``."""
     origins: list[tuple[Body, Scope]] = field(default_factory=list)
     """Rewritten bodies, each with a scope that it was made from."""
+    splices: list[Splice] = field(default_factory=list)
+    """What was put in place, and what it is a copy of."""
     _by_scope: dict[int, dict[int, Accepted]] = field(init=False)
     _signatures: dict[int, _Signature] = field(default_factory=dict)
     _numbers: dict[tuple[object, ...], _Signature] = field(default_factory=dict)
@@ -185,9 +188,9 @@ class Interpreter:
         if fn is None and all(map(_same_type, operands, replacement.results)):
             renamed.update(zip(replacement.results, operands, strict=True))
             return []
-        new, values = tracing.splice(
-            self._traced(site, operands, fn or _as_they_are), operands, eqn, replacement.results
-        )
+        traced = self._traced(site, operands, fn or _as_they_are)
+        new, values = tracing.splice(traced, operands, eqn, replacement.results)
+        self.splices.append(Splice(traced, operands, new))
         if len(values) != len(replacement.results):
             raise ValueError(
                 f"{site.rewrite.name} returned {len(values)} values, "
