@@ -15,6 +15,7 @@ from ...compat import bodies as compat_bodies
 from ...compat import edit, jaxprs, tracing, vma
 from ...compat.jaxprs import Atom, Body, Eqn, Jaxpr, Var
 from ...compat.mesh_types import differs_only_in_mesh
+from ...compat.source import is_kept
 from ...matchers.facts import Splice
 from ...matchers.graph import Scope
 from ..base import Accepted, SiteDeclined
@@ -133,6 +134,8 @@ class Interpreter:
             return Rewritten(scope.body, frozenset())
         outvars = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
         was_live, before = _live(jaxpr.eqns, jaxpr.outvars)
+        if scope.in_kept:
+            was_live = set()
         eqns, after = _prune(was_live, emitted, outvars)
         body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
         check_rewritten(body, scope.body, retyped=retyper.active)
@@ -300,14 +303,15 @@ def _prune(
 ) -> tuple[list[Eqn], set[Var]]:
     """The emitted equations without those that the rewrite left with no reader; what they read.
 
-    What was dead before stays: it is not this rewrite's to remove.
+    What was dead before stays: it is not this rewrite's to remove. So does what the user keeps.
     """
     literal = jaxprs.LITERAL
     read = {a for a in outvars if type(a) is not literal}
     kept: list[Eqn] = []
     for index, made in reversed(emitted):
         for eqn in reversed(made):
-            if eqn.effects or not read.isdisjoint(eqn.outvars) or index not in was_live:
+            unread = not eqn.effects and read.isdisjoint(eqn.outvars)
+            if not unread or index not in was_live or is_kept(eqn):
                 kept.append(eqn)
                 read.update([a for a in eqn.invars if type(a) is not literal])
     return kept[::-1], read

@@ -214,11 +214,11 @@ def _match(
                 verdict = _judge(p, scope, index, refused, symbolic)
                 if verdict is None:
                     continue
-                site, match = verdict
+                site, taking = verdict
                 key = (id(scope), index)
                 found[key, p.name] = scope, site
-                if match is not None:
-                    accepted[key] = Accepted(match, p.replace(match), p)
+                if taking is not None:
+                    accepted[key] = taking
                     rivals = by_root[scope.eqns[index].primitive]
                     later = [r for r in rivals[rivals.index(p) + 1 :] if r.name not in taken]
                     taken.update(_candidates(later, scope, index))
@@ -245,7 +245,7 @@ def _candidates(passes: Sequence[Pass], scope: Scope, index: int) -> set[str]:
 
 def _judge(
     p: Pass, scope: Scope, index: int, refused: Mapping[tuple[Any, ...], Reason], symbolic: bool
-) -> tuple[Site, Match | None] | None:
+) -> tuple[Site, Accepted | None] | None:
     """A pass's verdict on one equation; None where it is no candidate.
 
     ``symbolic`` is whether there are arrays of symbolic size in the program at all.
@@ -271,7 +271,21 @@ def _judge(
         reasons = [earlier]
     if reasons:
         return replace(site, reasons=tuple(reasons)), None
-    return replace(site, status=Status.APPLIED), match
+    replacement = p.replace(match)
+    kept = _kept(scope, (index, *replacement.also))
+    if kept is not None:
+        return replace(site, reasons=(kept,)), None
+    return replace(site, status=Status.APPLIED), Accepted(match, replacement, p)
+
+
+def _kept(scope: Scope, indices: Iterable[int]) -> Reason | None:
+    """Why equations that a site would replace are left alone at the user's wish."""
+    for index in indices:
+        if scope.is_kept(index):
+            where = scope.name_stack(scope.eqns[index])
+            return Reason("kept", "this stands in a function given to relower.keep", where,
+                          "a place outside of it")  # fmt: skip
+    return None
 
 
 def _symbolic_shape(eqn: Eqn) -> Reason | None:
