@@ -9,6 +9,7 @@ import tempfile
 
 from ..gates.child import passes_from, run
 from ..lowering.compile import StagedModule
+from ..lowering.cost.cache import user_cache
 from ..lowering.cost.compare import compare
 from ..lowering.cost.ladder import measure
 from ..lowering.cost.model import Cost
@@ -29,6 +30,9 @@ def add(commands: Subparsers, summary: str) -> None:
     parser.add_argument("b", nargs="?", help="compare with this; with --passes-b alone, A again")
     parser.add_argument("--ops", type=int, default=OPS_SHOWN, metavar="N", help="lines to show")
     parser.add_argument("--bundles", action="store_true", help="count the final VLIW bundles too")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="compile also what was compiled before"
+    )
     group = parser.add_argument_group("how a case is lowered and compiled")
     group.add_argument("--passes", metavar="A,B", help="'none', 'default', or names of passes")
     group.add_argument(
@@ -95,4 +99,5 @@ def measured(options: argparse.Namespace, spec: str, passes: str | None) -> Cost
             run(request, timeout=options.limit)
         staged = StagedModule.load(folder)
     with status(f"compiling {spec} for {staged.target}"):
-        return measure(staged, limits=limits, bundles=options.bundles)
+        cache = None if options.no_cache else user_cache()
+        return measure(staged, limits=limits, bundles=options.bundles, cache=cache)
