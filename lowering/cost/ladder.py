@@ -51,7 +51,8 @@ def measure(
             cache.store(key, answer)
     if answer.failure is not None:
         raise answer.failure.of(staged.name)
-    assert answer.compiled is not None and answer.figures is not None
+    assert answer.compiled is not None
+    assert answer.figures is not None
     notes = [*answer.notes, *(cache.troubles if cache is not None else ())]
     return build_cost(staged, answer.compiled, answer.figures, notes)
 

@@ -7,6 +7,7 @@ rewritten once and stays shared.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from ...compat import edit, jaxprs, tracing, vma
 from ...compat.jaxprs import Atom, Body, Eqn, Var
 from ...compat.mesh_types import differs_only_in_mesh
 from ...matchers.graph import Scope
-from ..base import Accepted, SiteDeclined
+from ..base import Accepted, Match, Replacement, SiteDeclined
 from .check import check_rewritten
 from .order import order_of
 from .retype import Retyper
@@ -171,13 +172,10 @@ class Interpreter:
         """The equations that replace a site's root."""
         eqn, replacement = site.match.eqn, site.replacement
         operands = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in replacement.operands]
-        axes = [vma.varying(v.aval) for v in replacement.results]
-        fn = replacement.fn
-        if fn is None and all(map(_same_type, operands, replacement.results)):
+        if replacement.fn is None and all(map(_same_type, operands, replacement.results)):
             renamed.update(zip(replacement.results, operands, strict=True))
             return []
-        fn = _varying_at_least(fn or _as_they_are, axes)
-        new, values = tracing.splice(fn, operands, eqn)
+        new, values = _spliced(replacement, operands, eqn)
         if len(values) != len(replacement.results):
             raise ValueError(
                 f"{site.rewrite.name} returned {len(values)} values, "
@@ -206,6 +204,27 @@ class Interpreter:
             known = self._narrowed[key] = jaxprs.rebuild(body, invars=kept)
             self.origins += [(known, scope) for made, scope in self.origins if made is body]
         return known
+
+
+def replacement_equations(match: Match, replacement: Replacement) -> tuple[list[Eqn], list[Atom]]:
+    """The equations that would replace a site's root, and the atoms that hold its results.
+
+    They are traced under the axes of the bodies around the site, as for the rewrite itself.
+    """
+    operands = list(replacement.operands)
+    if replacement.fn is None:
+        return [], operands
+    with contextlib.ExitStack() as stack:
+        for caller in match.scope.path():
+            stack.enter_context(tracing.inside(caller.scope.eqns[caller.index]))
+        return _spliced(replacement, operands, match.eqn)
+
+
+def _spliced(
+    replacement: Replacement, operands: Sequence[Atom], eqn: Eqn
+) -> tuple[list[Eqn], list[Atom]]:
+    axes = [vma.varying(v.aval) for v in replacement.results]
+    return tracing.splice(_varying_at_least(replacement.fn or _as_they_are, axes), operands, eqn)
 
 
 def _as_they_are(*operands: Any) -> Sequence[Any]:

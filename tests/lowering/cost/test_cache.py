@@ -21,7 +21,6 @@ def compiles(monkeypatch, scan_text):
 
     class Counter:
         count = 0
-        raises: list = []
 
     def compile_staged(staged, *, flags=(), limits=None):
         Counter.count += 1
@@ -60,7 +59,7 @@ def test_a_lower_rung_is_kept_with_its_reason(compiles, tmp_path):
 def test_a_failure_that_lasts_is_kept(compiles, tmp_path, kind):
     for _ in range(2):
         compiles.raises = [CompileFailed("no", kind)] * 3
-        with pytest.raises(CompileFailed, match="^step: no$") as caught:
+        with pytest.raises(CompileFailed, match=r"^step: no$") as caught:
             ladder.measure(STAGED, cache=cached(tmp_path))
         assert caught.value.kind == kind
     assert compiles.count == (1 if kind == "rejected" else 3)

@@ -100,7 +100,7 @@ def test_what_no_rung_can_help_ends_at_once(compiler, kind):
         raise CompileFailed("no", kind, "step")
 
     calls = compiler(refuses)
-    with pytest.raises(CompileFailed, match="^step: no$"):
+    with pytest.raises(CompileFailed, match=r"^step: no$"):
         ladder.measure(STAGED)
     assert len(calls) == 1
 
