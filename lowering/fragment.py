@@ -24,8 +24,7 @@ class Port:
     shape: tuple[int, ...]
     dtype: Any
     varying: tuple[str, ...] = ()
-    """The mesh axes along which devices hold different values; of a `Fragment` without a mesh
-    none."""
+    """The mesh axes along which devices hold different values, of those split by hand."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,11 @@ class Fragment:
     """Takes one array for each input and returns one for each output."""
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    mesh: Mapping[str, int] | None = None
-    """The axes that it runs under, by hand: what `jax.shard_map` gives each device. None where it
-    runs on one device."""
+    mesh: Any = None
+    """The `AbstractMesh` that it was traced under; None where it runs on one device."""
+    manual: tuple[str, ...] = ()
+    """The axes of the mesh that are split by hand, as by `jax.shard_map`; over others everything
+    is whole on every device."""
     check_vma: bool = True
     wide: bool = False
     """Whether 64-bit types are on."""
@@ -77,10 +78,14 @@ def _staged(fragment: Fragment, target: str, name: str) -> StagedModule:
     from ..compat.compiler import compile_settings, module_bytes
 
     goal = parse_target(target)
-    mesh = make_mesh(goal, fragment.mesh, "auto", "abstract")
+    mesh = fragment.mesh
+    if mesh is None:
+        mesh = make_mesh(goal, None, "auto", "abstract")
+    elif mesh.size > goal.device_count:
+        raise InputError(f"its mesh has {mesh.size} devices, target {goal} has {goal.device_count}")
     with jax.enable_x64(fragment.wide):
         fn, args = fragment.fn, [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in fragment.inputs]
-        if fragment.mesh is not None:
+        if fragment.manual:
             fn, args = _by_hand(fragment, mesh)
         with mesh_context(mesh):
             lowered = jax.jit(fn).trace(*args).lower(lowering_platforms=("tpu",))
@@ -120,6 +125,7 @@ def _by_hand(fragment: Fragment, mesh: Any) -> tuple[Callable[..., Any], list[An
         mesh=mesh,
         in_specs=tuple(map(_spec, fragment.inputs)),
         out_specs=tuple(map(_spec, fragment.outputs)),
+        axis_names=set(fragment.manual),
         check_vma=fragment.check_vma,
     )
     return fn, [whole(port) for port in fragment.inputs]

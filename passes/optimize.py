@@ -173,14 +173,9 @@ def _selected(
     passes: Iterable[str] | None, contract: str, disable: Iterable[str], choose: Choose
 ) -> tuple[tuple[Pass, ...], Measured | None]:
     """The passes to run, and how to measure where that is asked for."""
-    ways = choose if isinstance(choose, Mapping) else None
     asked = Measured() if choose == "measured" else choose
-    if isinstance(asked, str) and asked != "heuristic":
-        raise ValueError(
-            f"choose is {asked!r}; wanted 'heuristic', 'measured', or a way by the name of a pass"
-        )
-    if ways is None and not isinstance(asked, str | Measured | None):
-        ways = cast(Any, asked)  # refused with what is wanted
+    by_rule = asked == "heuristic" or isinstance(asked, Measured)
+    ways = None if by_rule else cast(Any, asked)  # anything but ways by pass is refused there
     chosen = registry.select(passes, _contract(contract), disable, ways)
     return chosen, asked if isinstance(asked, Measured) else None
 

@@ -17,6 +17,7 @@ from ...compat import bodies as compat_bodies
 from ...compat import jaxprs, tracing, vma
 from ...compat.bodies import Flow, Role
 from ...compat.jaxprs import Atom, Eqn, Var
+from ...compat.mesh_types import by_hand
 from ...compat.tracing import primitive
 from ...lowering.fragment import Fragment, Port
 from ...matchers.graph import Scope
@@ -48,19 +49,20 @@ class Region:
 
     before: Cut
     after: Mapping[str, Cut]
-    mesh: Mapping[str, int] | None
-    """The axes of the `shard_map`s around it."""
+    mesh: Any
+    """The `AbstractMesh` around it, or None."""
+    manual: tuple[str, ...]
+    """The axes that `shard_map`s around it split."""
     check_vma: bool
     runs: int | None
     """How often one run of the program runs it; None where a loop's length isn't known."""
 
     def fragment(self, cut: Cut) -> Fragment:
         """What to compile."""
-        axes = tuple(self.mesh or ())
 
         def port(atom: Atom) -> Port:
-            own = vma.varying(atom.aval) if self.check_vma else frozenset(axes)
-            varying = tuple(a for a in axes if a in own)
+            own = vma.varying(atom.aval) if self.check_vma else frozenset(self.manual)
+            varying = tuple(a for a in self.manual if a in own)
             return Port(tuple(atom.aval.shape), atom.aval.dtype, varying)
 
         def run(*values: Any) -> Sequence[Any]:
@@ -72,7 +74,7 @@ class Region:
             if np.issubdtype(a.aval.dtype, np.number)
         )
         inputs, outputs = tuple(map(port, cut.inputs)), tuple(map(port, cut.outputs))
-        return Fragment(run, inputs, outputs, self.mesh, self.check_vma, wide)
+        return Fragment(run, inputs, outputs, self.mesh, self.manual, self.check_vma, wide)
 
 
 def cut(match: Match, ways: Mapping[str, Replacement]) -> Region:
@@ -83,7 +85,7 @@ def cut(match: Match, ways: Mapping[str, Replacement]) -> Region:
             value of another body.
     """
     scope = match.scope
-    mesh, check_vma = _surroundings(scope)
+    mesh, manual, check_vma = _surroundings(match)
     eqns = scope.eqns
     gone = {name: _removed(scope, match.index, way) for name, way in ways.items()}
     region = sorted(frozenset().union(*gone.values(), {match.index}))
@@ -104,22 +106,25 @@ def cut(match: Match, ways: Mapping[str, Replacement]) -> Region:
         rest = [jaxprs.substitute(eqn, known) for eqn in rest]
         outputs = [known.get(v, v) for v in wanted]
         after[name] = _closed([*rest, *new], outputs, scope)
-    return Region(before, after, mesh, check_vma, _runs(scope))
+    return Region(before, after, mesh, manual, check_vma, _runs(scope))
 
 
-def _surroundings(scope: Scope) -> tuple[dict[str, int] | None, bool]:
-    """The mesh axes that are split by hand around a body, and whether jax checks what varies."""
-    mesh: dict[str, int] = {}
-    check_vma = True
-    for caller in scope.path():
+def _surroundings(match: Match) -> tuple[Any, tuple[str, ...], bool]:
+    """The mesh around a site, its axes that are split by hand, and whether what varies is checked.
+
+    Both as the site itself was traced: the program may stand in a `shard_map` of its caller's.
+    """
+    checks = []
+    for caller in match.scope.path():
         eqn = caller.scope.eqns[caller.index]
         if caller.entered.role is Role.KERNEL:
             raise Uncut("it stands in a kernel's body")
         if eqn.primitive is compat_bodies.shard_map_primitive():
-            extents = dict(eqn.params["mesh"].shape)
-            mesh.update({a: extents[a] for a in extents if a in eqn.params["manual_axes"]})
-            check_vma = check_vma and bool(eqn.params["check_vma"])
-    return mesh or None, check_vma
+            checks.append(bool(eqn.params["check_vma"]))
+    mesh, manual = by_hand(match.eqn.ctx.cur_abstract_mesh)
+    atoms = (*match.eqn.invars, *match.eqn.outvars)
+    varies = any(vma.varying(atom.aval) for atom in atoms)
+    return mesh, manual, all(checks) if checks else varies
 
 
 def _removed(scope: Scope, root: int, way: Replacement) -> frozenset[int]:
