@@ -116,6 +116,7 @@ def _explain(request: dict[str, Any]) -> Any:
                     passes=request["passes"] if named else None,
                     contract=request["contract"],
                     choose=_choice(request),
+                    lines=bool(request["options"].get("lines")),
                     **kwargs,
                 )
         except ValueError as error:

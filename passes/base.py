@@ -208,6 +208,8 @@ class Site:
     """How often the site is run, through all calls of its body; loops counted once."""
     equation: int = field(default=0, compare=False, repr=False)
     """Tells equations of one line apart while a program is rewritten."""
+    lines: tuple[str, ...] = field(default=(), compare=False)
+    """The lines that equations were taken from, where that was asked for."""
     measured: Measurement | None = field(default=None, compare=False)
     """The figures that decided, where passes were asked to measure."""
 

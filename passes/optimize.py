@@ -17,6 +17,7 @@ from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
 from . import registry
 from .base import Contract, Measured, Pass, PassNotApplicable
+from .engine.lines import Lines
 from .engine.meter import Meter
 from .engine.rewrite import Optimized, rewrite
 from .report import Report
@@ -112,6 +113,7 @@ def explain(
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
+    lines: bool = False,
     **kwargs: Any,
 ) -> Report:
     """What `optimize` would do to ``fn(*args, **kwargs)``: every site, applied or declined.
@@ -123,6 +125,7 @@ def explain(
       contract: as for `optimize`.
       disable: as for `optimize`.
       choose: as for `optimize`.
+      lines: note at each site all lines that it takes equations from (`Site.lines`).
       **kwargs: keyword arguments of ``fn``.
     """
     chosen, asked = _selected(passes, contract, disable, choose)
@@ -130,7 +133,10 @@ def explain(
         closed = tracing.trace_jitted(fn, args, kwargs)
     else:
         closed = _trace(fn, args, kwargs).closed
-    return _rewritten(closed, chosen, asked, _name(fn)).report
+    if not lines:
+        return _rewritten(closed, chosen, asked, _name(fn)).report
+    noted = Lines()
+    return noted.annotated(_rewritten(closed, noted.noting(chosen), asked, _name(fn)).report)
 
 
 def assert_applied(

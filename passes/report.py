@@ -82,6 +82,7 @@ class Report:
                         }
                         for r in s.reasons
                     ],
+                    **({} if not s.lines else {"lines": list(s.lines)}),
                     **({} if s.measured is None else {"measured": asdict(s.measured)}),
                 }
                 for s in self.sites

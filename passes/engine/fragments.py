@@ -87,7 +87,7 @@ def cut(match: Match, ways: Mapping[str, Replacement]) -> Region:
     scope = match.scope
     mesh, manual, check_vma = _surroundings(match)
     eqns = scope.eqns
-    gone = {name: _removed(scope, match.index, way) for name, way in ways.items()}
+    gone = {name: removed(scope, match.index, way) for name, way in ways.items()}
     region = sorted(frozenset().union(*gone.values(), {match.index}))
     for index in region:
         _check(eqns[index])
@@ -127,7 +127,7 @@ def _surroundings(match: Match) -> tuple[Any, tuple[str, ...], bool]:
     return mesh, manual, all(checks) if checks else varies
 
 
-def _removed(scope: Scope, root: int, way: Replacement) -> frozenset[int]:
+def removed(scope: Scope, root: int, way: Replacement) -> frozenset[int]:
     """The live equations that nothing needs any more once a way is taken."""
     jaxpr = jaxprs.opened(scope.body)
     demanded = zip(jaxpr.outvars, scope.demanded, strict=True)
