@@ -8,6 +8,7 @@ or a fragment has no cycles, the pass's own rule of thumb decides, and the verdi
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,6 +51,9 @@ class Meter:
     troubles: dict[str, None] = field(default_factory=dict)
     _costs: dict[str, Cost | InputError] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], _Known] = field(default_factory=dict)
+    _runs: dict[tuple[str, int], tuple[Any, dict[int, tuple[str | None, int | None]]]] = field(
+        default_factory=dict
+    )
     _cache: CostCache | None = None
 
     def __post_init__(self) -> None:
@@ -99,7 +103,18 @@ class Meter:
             ways, closed = _ways(p, match)
             known = _Known(match, self._measure(match, ways, closed), ways)
             self._known[key] = known
+            self._note_runs(p, match, known.found)
         return known.found, known.ways
+
+    def _note_runs(self, p: Pass, match: Match, found: Measurement) -> None:
+        """A site stands for an equation in every scope; only those of the last round count."""
+        path = match.scope.path()
+        root = path[0].scope if path else match.scope
+        key = (p.name, id(match.eqn))
+        known = self._runs.get(key)
+        if known is None or known[0] is not root:
+            known = self._runs[key] = (root, {})
+        known[1][id(match.scope)] = (match.scope.source_line(match.eqn), found.runs)
 
     def _measure(
         self, match: Match, ways: Mapping[str, Replacement], closed: Mapping[str, str]
@@ -184,12 +199,25 @@ class Meter:
 
     def annotated(self, report: Report) -> Report:
         """A report with the figures of each site that was measured, and what was not."""
-        sites = tuple(replace(s, measured=self._of(s)) for s in report.sites)
+        shared = Counter((s.pass_name, s.equation) for s in report.sites)
+        sites = tuple(
+            replace(s, measured=self._of(s, shared[s.pass_name, s.equation] > 1))
+            for s in report.sites
+        )
         return replace(report, sites=sites, notes=(*report.notes, *self._notes(sites)))
 
-    def _of(self, site: Site) -> Measurement | None:
+    def _of(self, site: Site, shared: bool) -> Measurement | None:
+        """The figures of a site, with the runs of all scopes that it stands for.
+
+        Sites that share an equation differ in their line.
+        """
         known = self._known.get((site.pass_name, site.equation, site.source, site.scope))
-        return None if known is None else known.found
+        if known is None:
+            return None
+        _, by_scope = self._runs[site.pass_name, site.equation]
+        runs = [n for line, n in by_scope.values() if not shared or line == site.source]
+        total = None if None in runs else sum(n for n in runs if n is not None)
+        return replace(known.found, runs=total)
 
     def _notes(self, sites: Sequence[Site]) -> list[str]:
         found = [s.measured for s in sites if s.measured is not None]
