@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .matchers.assume_range import assume_range as assume_range
     from .passes.base import Measured as Measured
     from .passes.base import PassNotApplicable as PassNotApplicable
+    from .passes.keep import keep as keep
     from .passes.optimize import MeasureWarning as MeasureWarning
     from .passes.optimize import assert_applied as assert_applied
     from .passes.optimize import explain as explain
@@ -41,6 +42,7 @@ _HOME = {
     "cost": "lowering.cost.api",
     "diff": "lowering.diff",
     "explain": "passes.optimize",
+    "keep": "passes.keep",
     "lower": "lowering.lower",
     "optimize": "passes.optimize",
 }

@@ -258,6 +258,8 @@ def _rivals(p: Pass, match: Match, passes: Sequence[Pass]) -> Iterator[tuple[Pas
                 continue
             if (scope, index, other.name) == (match.scope, match.index, p.name):
                 continue
+            if scope.is_kept(index):
+                continue
             found = other.find(scope, index)
             if isinstance(found, Match) and all(q.check(found) is None for q in other.requirements):
                 yield other, found
