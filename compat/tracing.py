@@ -282,6 +282,35 @@ def rebind(eqn: Eqn, operands: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
+def evaluate_alone(
+    eqns: Sequence[Eqn], inputs: Sequence[Var], outputs: Sequence[Atom], values: Sequence[Any]
+) -> list[Any]:
+    """The outputs of equations that were cut out of their body, under the caller's mesh.
+
+    Each equation's own mesh is left aside: it is that of the program which they were cut from.
+    """
+    env: dict[Var, Any] = dict(zip(inputs, values, strict=True))
+
+    def read(atom: Atom) -> Any:
+        return atom.val if jaxprs.is_literal(atom) else env[atom]
+
+    for eqn in eqns:
+        params = eqn.primitive.get_bind_params(eqn.params)
+        results = eqn.primitive.bind(*map(read, eqn.invars), **params)
+        results = results if eqn.primitive.multiple_results else [results]
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in outputs]
+
+
+def runs_elsewhere(eqn: Eqn) -> str | None:
+    """What an equation's context says of how to compile it, beside its mesh; None for nothing."""
+    for name in ("compute_type", "xla_metadata"):
+        value = getattr(eqn.ctx, name, None)
+        if value:
+            return f"{name}={value}"
+    return None
+
+
 def _wide_types(site: Eqn) -> contextlib.AbstractContextManager[Any]:
     """64-bit types where the site has them, as within a local ``jax.enable_x64()``.
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from ..compat.jaxprs import Atom, Eqn, Var
+from ..lowering.cost.measurement import Measurement as Measurement
 from ..matchers.graph import Scope, Value
 from ..matchers.pattern import Mismatch
 
@@ -168,6 +169,20 @@ class Pass:
         )
 
 
+@dataclass(frozen=True)
+class Measured:
+    """How to decide by compiling; ``choose="measured"`` takes the defaults."""
+
+    target: str = "TPU7x:2x2x1"
+    """Kind and topology; figures are for one device of it."""
+    limit: float | None = 300.0
+    """Seconds for each compilation; None waits for ever."""
+    memory_limit: int | None = 16 * 2**30
+    """Bytes of host memory for each compilation; None sets none."""
+    cache: bool = True
+    """Look for what the compiler said of the same fragment before, and keep what it says."""
+
+
 class Status(Enum):
     """The verdict on a site."""
 
@@ -194,6 +209,10 @@ class Site:
     """How often the site is run, through all calls of its body; loops counted once."""
     equation: int = field(default=0, compare=False, repr=False)
     """Tells equations of one line apart while a program is rewritten."""
+    lines: tuple[str, ...] = field(default=(), compare=False)
+    """The lines that equations were taken from, where that was asked for."""
+    measured: Measurement | None = field(default=None, compare=False)
+    """The figures that decided, where passes were asked to measure."""
 
     @property
     def place(self) -> tuple[Any, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 import jax
 import numpy as np
@@ -14,14 +16,21 @@ from ..compat import tracing
 from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
 from . import registry
-from .base import Contract, Pass, PassNotApplicable
-from .engine.rewrite import rewrite
+from .base import Contract, Measured, Pass, PassNotApplicable
+from .engine.lines import Lines
+from .engine.meter import Meter
+from .engine.rewrite import Optimized, rewrite
 from .report import Report
 
 MAX_CACHED = 256
 """Signatures that one optimized function remembers; the oldest goes first."""
 
+Choose = Mapping[str, str] | Literal["heuristic", "measured"] | Measured | None
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class MeasureWarning(UserWarning):
+    """Sites were to be decided by estimated cycles, and were by rule of thumb."""
 
 
 @overload
@@ -31,7 +40,7 @@ def optimize(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
-    choose: Mapping[str, str] | None = None,
+    choose: Choose = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -42,7 +51,7 @@ def optimize(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
-    choose: Mapping[str, str] | None = None,
+    choose: Choose = None,
 ) -> F: ...
 
 
@@ -52,7 +61,7 @@ def optimize(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
-    choose: Mapping[str, str] | None = None,
+    choose: Choose = None,
 ) -> F | Callable[[F], F]:
     """A function that computes what ``fn`` computes, by better ops where a pass applies.
 
@@ -73,8 +82,11 @@ def optimize(
         looked at where ``passes`` is None.
       disable: names of passes not to run.
       choose: for passes that know several ways, which one to use, as in
-        ``{"inverse_permutation": "counting"}``; sites where it isn't open are declined. By default
-        each pass takes the way that it thinks best.
+        ``{"inverse_permutation": "counting"}``; sites where it isn't open are declined. By default,
+        and with ``"heuristic"``, each pass takes the way that it thinks best. ``"measured"``, or a
+        `Measured` with limits of its own, compiles each site for a TPU as it is and in each way,
+        with libtpu on this host, takes the cheapest and declines where nothing is cheaper. A site
+        that can't be measured is decided by rule of thumb, with a `MeasureWarning`.
 
     Raises:
       ValueError: an unknown pass, contract or way, or a choice for a pass that knows one way only.
@@ -86,12 +98,12 @@ def optimize(
         )
     if not callable(fn):
         raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
-    chosen = registry.select(passes, _contract(contract), disable, choose)
+    chosen, asked = _selected(passes, contract, disable, choose)
     named = passes is not None
     if tracing.is_jitted(fn):
-        wrap = functools.partial(_wrap, passes=chosen, named=named, jitted=True)
+        wrap = functools.partial(_wrap, passes=chosen, named=named, jitted=True, asked=asked)
         return cast(F, tracing.rejit(fn, wrap))
-    return cast(F, _wrap(fn, passes=chosen, named=named, jitted=False))
+    return cast(F, _wrap(fn, passes=chosen, named=named, jitted=False, asked=asked))
 
 
 def explain(
@@ -100,7 +112,8 @@ def explain(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
-    choose: Mapping[str, str] | None = None,
+    choose: Choose = None,
+    lines: bool = False,
     **kwargs: Any,
 ) -> Report:
     """What `optimize` would do to ``fn(*args, **kwargs)``: every site, applied or declined.
@@ -112,14 +125,18 @@ def explain(
       contract: as for `optimize`.
       disable: as for `optimize`.
       choose: as for `optimize`.
+      lines: note at each site all lines that it takes equations from (`Site.lines`).
       **kwargs: keyword arguments of ``fn``.
     """
-    chosen = registry.select(passes, _contract(contract), disable, choose)
+    chosen, asked = _selected(passes, contract, disable, choose)
     if tracing.is_jitted(fn):
         closed = tracing.trace_jitted(fn, args, kwargs)
     else:
         closed = _trace(fn, args, kwargs).closed
-    return rewrite(closed, chosen, name=_name(fn)).report
+    if not lines:
+        return _rewritten(closed, chosen, asked, _name(fn)).report
+    noted = Lines()
+    return noted.annotated(_rewritten(closed, noted.noting(chosen), asked, _name(fn)).report)
 
 
 def assert_applied(
@@ -158,6 +175,27 @@ def assert_applied(
     return report
 
 
+def _selected(
+    passes: Iterable[str] | None, contract: str, disable: Iterable[str], choose: Choose
+) -> tuple[tuple[Pass, ...], Measured | None]:
+    """The passes to run, and how to measure where that is asked for."""
+    asked = Measured() if choose == "measured" else choose
+    by_rule = asked == "heuristic" or isinstance(asked, Measured)
+    ways = None if by_rule else cast(Any, asked)  # anything but ways by pass is refused there
+    chosen = registry.select(passes, _contract(contract), disable, ways)
+    return chosen, asked if isinstance(asked, Measured) else None
+
+
+def _rewritten(
+    closed: Body, passes: Sequence[Pass], asked: Measured | None, name: str
+) -> Optimized:
+    if asked is None:
+        return rewrite(closed, passes, name=name)
+    meter = Meter(asked)
+    done = rewrite(closed, meter.measuring(passes), name=name)
+    return replace(done, report=meter.annotated(done.report))
+
+
 def _contract(name: str) -> Contract:
     try:
         return Contract(name)
@@ -177,7 +215,11 @@ def _trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tracing.Traced:
 
 
 def _wrap(
-    fn: Callable[..., Any], passes: Sequence[Pass], named: bool, jitted: bool
+    fn: Callable[..., Any],
+    passes: Sequence[Pass],
+    named: bool,
+    jitted: bool,
+    asked: Measured | None,
 ) -> Callable[..., Any]:
     """``fn`` rewritten on each new signature, evaluated under the caller's trace.
 
@@ -188,7 +230,8 @@ def _wrap(
 
     def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Any, bool]:
         traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
-        done = rewrite(traced.closed, passes, name=_name(fn))
+        done = _rewritten(traced.closed, passes, asked, _name(fn))
+        _warn(done.report)
         if named:
             _require_all(passes, done.report)
         return done.closed, traced.out_tree, traced.holds_tracers
@@ -219,6 +262,20 @@ def _wrap(
     optimized.__name__ = tracing.name_of(fn)
     optimized.__relower_optimized__ = True  # type: ignore[attr-defined]
     return optimized
+
+
+def _warn(report: Report) -> None:
+    """Says which sites that were to be measured were not: `optimize` returns no report."""
+    guessed = [s for s in report.sites if s.measured is not None and s.measured.why is not None]
+    if guessed:
+        whys = Counter(s.measured.why for s in guessed if s.measured is not None)
+        what = "; ".join(f"{why} ({count} sites)" for why, count in whys.items())
+        warnings.warn(
+            f"{report.name}: choose='measured' took the rule of thumb where nothing could be "
+            f"measured: {what}",
+            MeasureWarning,
+            stacklevel=4,
+        )
 
 
 def _cache_key(

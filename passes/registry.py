@@ -88,7 +88,7 @@ def _ways(choose: Mapping[str, str] | None) -> dict[str, str]:
     if choose is not None and not isinstance(choose, Mapping):
         raise TypeError(
             f"choose is {choose!r}; wanted alternatives by pass, as in "
-            "{'inverse_permutation': 'counting'}"
+            "{'inverse_permutation': 'counting'}, or 'measured', or 'heuristic'"
         )
     ways = {by_name(name).name: way for name, way in (choose or {}).items()}
     for name, way in ways.items():

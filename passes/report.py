@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .base import Site, Status
@@ -82,6 +82,8 @@ class Report:
                         }
                         for r in s.reasons
                     ],
+                    **({} if not s.lines else {"lines": list(s.lines)}),
+                    **({} if s.measured is None else {"measured": asdict(s.measured)}),
                 }
                 for s in self.sites
             ],
@@ -110,6 +112,7 @@ class Report:
             lines.append(f"  {s.status.value:8} {s.pass_name}  {s.primitive} → {s.shape}{calls}")
             lines.append(f"           {where}  {s.scope}")
             lines.extend(f"           {r.code}: {r}" for r in s.reasons)
+            lines.extend([f"           {s.measured}"] if s.measured is not None else [])
         lines.extend(
             f"  not entered: {g.count} × {g.primitive}.{g.param}: {g.reason}" for g in self.coverage
         )

@@ -254,6 +254,20 @@ def test_explain(capfd, parsed):
     assert parsed("report", out)["applied"] == 1
 
 
+def test_explain_measured(capfd, parsed, tmp_path, monkeypatch):
+    """What can't be measured is said at the site; where libtpu is, figures are."""
+    monkeypatch.setenv("RELOWER_CACHE", str(tmp_path))
+    arguments = ["cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
+    arguments += ["--passes", "argsort_unique_pairs", "--measure", "--limit", "0.01"]
+    out, err = said(capfd, "explain", *arguments, code=0)
+    assert "not measured, the rule of thumb decided: " in out
+    assert err == ""
+    out, _ = said(capfd, "explain", *arguments, "--json", code=0)
+    (site,) = parsed("report", out)["sites"]
+    assert site["measured"]["why"]
+    assert site["measured"]["chosen"] is None
+
+
 def test_passes_change_a_program(capfd):
     arguments = ["cases.py:sorts", "cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
     out, _ = said(capfd, "diff", *arguments, "--passes-b", "default", code=1)
