@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast, overload
 
 import jax
@@ -16,6 +16,7 @@ from ..compat.jaxprs import Body
 from . import registry
 from .base import Contract, Pass, PassNotApplicable
 from .engine.rewrite import rewrite
+from .frozen import Frozen, Request, argument_paths, assumed, declared, request
 from .report import Report
 
 MAX_CACHED = 256
@@ -32,6 +33,8 @@ def optimize(
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Mapping[str, str] | None = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -43,6 +46,8 @@ def optimize(
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Mapping[str, str] | None = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
 ) -> F: ...
 
 
@@ -53,6 +58,8 @@ def optimize(
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Mapping[str, str] | None = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
 ) -> F | Callable[[F], F]:
     """A function that computes what ``fn`` computes, by better ops where a pass applies.
 
@@ -75,23 +82,33 @@ def optimize(
       choose: for passes that know several ways, which one to use, as in
         ``{"inverse_permutation": "counting"}``; sites where it isn't open are declined. By default
         each pass takes the way that it thinks best.
+      frozen: parameters that are not trained: their gradients, which ``fn`` returns, become zeros
+        and are not computed. A `Frozen`; or, where the whole output is the gradients, what its
+        ``leaves`` may be: a regex on paths, a function of a path, or a tree of bools. A gradient
+        that something else reads is kept, and the report says by what.
+      assume: ``"finite_grads"``: a gradient that is multiplied by zero is neither inf nor NaN.
 
     Raises:
-      ValueError: an unknown pass, contract or way, or a choice for a pass that knows one way only.
+      ValueError: an unknown pass, contract, way or assumption, a choice for a pass that knows one
+        way only, or a regex that can't be compiled; when called, a declaration that fits no leaf of
+        the output.
+      TypeError: a declaration of another kind.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
     if fn is None:
         return lambda fn: optimize(
-            fn, passes=passes, contract=contract, disable=disable, choose=choose
-        )
+            fn, passes=passes, contract=contract, disable=disable, choose=choose,
+            frozen=frozen, assume=assume,
+        )  # fmt: skip
     if not callable(fn):
         raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
     chosen = registry.select(passes, _contract(contract), disable, choose)
+    told = _Told.of(frozen, assume, chosen)
     named = passes is not None
     if tracing.is_jitted(fn):
-        wrap = functools.partial(_wrap, passes=chosen, named=named, jitted=True)
+        wrap = functools.partial(_wrap, passes=chosen, told=told, named=named, jitted=True)
         return cast(F, tracing.rejit(fn, wrap))
-    return cast(F, _wrap(fn, passes=chosen, named=named, jitted=False))
+    return cast(F, _wrap(fn, passes=chosen, told=told, named=named, jitted=False))
 
 
 def explain(
@@ -101,6 +118,8 @@ def explain(
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Mapping[str, str] | None = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
     **kwargs: Any,
 ) -> Report:
     """What `optimize` would do to ``fn(*args, **kwargs)``: every site, applied or declined.
@@ -112,14 +131,19 @@ def explain(
       contract: as for `optimize`.
       disable: as for `optimize`.
       choose: as for `optimize`.
+      frozen: as for `optimize`.
+      assume: as for `optimize`.
       **kwargs: keyword arguments of ``fn``.
     """
     chosen = registry.select(passes, _contract(contract), disable, choose)
+    told = _Told.of(frozen, assume, chosen)
     if tracing.is_jitted(fn):
-        closed = tracing.trace_jitted(fn, args, kwargs)
+        closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
     else:
-        closed = _trace(fn, args, kwargs).closed
-    return rewrite(closed, chosen, name=_name(fn)).report
+        traced = _trace(fn, args, kwargs)
+        closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
+    request = told.request(fn, args, kwargs, is_traced, out_tree)
+    return rewrite(closed, chosen, name=_name(fn), request=request).report
 
 
 def assert_applied(
@@ -176,8 +200,34 @@ def _trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tracing.Traced:
     return tracing.trace(fn, args, kwargs, avals)
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What the caller says of a function."""
+
+    frozen: Frozen | None
+    assume: frozenset[str]
+
+    @classmethod
+    def of(cls, frozen: Any, assume: Any, passes: Sequence[Pass]) -> _Told:
+        told = cls(declared(frozen), assumed(assume))
+        if (told.frozen or told.assume) and all(p.program is None for p in passes):
+            what = "frozen=" if told.frozen else "assume="
+            names = ", ".join(p.name for p in passes) or "none"
+            raise ValueError(
+                f"{what} is for the pass frozen_gradient, which is not to be run; found the passes "
+                f"{names}"
+            )
+        return told
+
+    def request(
+        self, fn: Any, args: Any, kwargs: Any, is_traced: Callable[[Any], bool], out_tree: Any
+    ) -> Request:
+        names = argument_paths(fn, args, kwargs, is_traced)
+        return request(self.frozen, self.assume, names, out_tree)
+
+
 def _wrap(
-    fn: Callable[..., Any], passes: Sequence[Pass], named: bool, jitted: bool
+    fn: Callable[..., Any], passes: Sequence[Pass], told: _Told, named: bool, jitted: bool
 ) -> Callable[..., Any]:
     """``fn`` rewritten on each new signature, evaluated under the caller's trace.
 
@@ -188,7 +238,8 @@ def _wrap(
 
     def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Any, bool]:
         traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
-        done = rewrite(traced.closed, passes, name=_name(fn))
+        asked = told.request(fn, args, kwargs, is_dynamic, traced.out_tree)
+        done = rewrite(traced.closed, passes, name=_name(fn), request=asked)
         if named:
             _require_all(passes, done.report)
         return done.closed, traced.out_tree, traced.holds_tracers

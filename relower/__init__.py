@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .lowering.program import Program as Program
     from .matchers.assume_range import assume_range as assume_range
     from .passes.base import PassNotApplicable as PassNotApplicable
+    from .passes.frozen import Frozen as Frozen
     from .passes.optimize import assert_applied as assert_applied
     from .passes.optimize import explain as explain
     from .passes.optimize import optimize as optimize
@@ -28,6 +29,7 @@ _HOME = {
     "Case": "lowering.case",
     "Cost": "lowering.cost.model",
     "Difference": "lowering.change",
+    "Frozen": "passes.frozen",
     "PassNotApplicable": "passes.base",
     "Program": "lowering.program",
     "Report": "passes.report",
