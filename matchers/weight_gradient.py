@@ -71,7 +71,7 @@ class Parameters:
         wanted = primitive("gather_p") if scattered else eqn.primitive
         found: dict[int, None] = {}
         for inner, at in self._forward.get((_stack(scope, eqn), wanted), []):
-            for atom in _alike(inner, at, sorted(eqn.outvars[0].aval.shape)):
+            for atom in _alike(inner, at, _shapes(eqn)):
                 found.update(dict.fromkeys(backward(inner, atom)[1]))
         return list(found)
 
@@ -86,8 +86,20 @@ def _stack(scope: Scope, eqn: Any) -> tuple[Any, ...]:
     return stack
 
 
-def _alike(scope: Scope, index: int, shape: list[int]) -> Iterator[Any]:
-    """The operands of a shape, up to the order of its dimensions."""
+def _shapes(eqn: Any) -> list[list[int]]:
+    """The shapes that a weight may have of which this is the gradient, each in order of size.
+
+    Under `jax.vmap` the gradients of a weight that isn't mapped are made side by side.
+    """
+    shape = list(eqn.outvars[0].aval.shape)
+    batch = 0
+    if eqn.primitive is primitive("dot_general_p"):
+        batch = len(eqn.params["dimension_numbers"][1][0])
+    return [sorted(shape), sorted(shape[batch:])]
+
+
+def _alike(scope: Scope, index: int, shapes: list[list[int]]) -> Iterator[Any]:
+    """The operands of one of some shapes, up to the order of its dimensions."""
     for atom in scope.eqns[index].invars:
-        if not jaxprs.is_literal(atom) and sorted(atom.aval.shape) == shape:
+        if not jaxprs.is_literal(atom) and sorted(atom.aval.shape) in shapes:
             yield atom

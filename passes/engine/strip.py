@@ -58,7 +58,10 @@ class _Stripper:
         was_live = set(demand.scope.live)
         for index, eqn in enumerate(jaxpr.eqns):
             if index in demand.live:
-                eqns += self._needed(demand, index, eqn, renamed)
+                made = self._needed(demand, index, eqn, renamed)
+                eqns += made
+                bound = {*renamed, *(v for e in made for v in e.outvars)}
+                gone.update(v for v in eqn.outvars if v not in bound)
             elif (
                 index in was_live
                 or not gone.isdisjoint(a for a in eqn.invars if jaxprs.is_var(a))

@@ -1,7 +1,7 @@
 """What a weight's gradient costs: the operations that make it, and what carries it to its reader.
 
-Counted from shapes, a scan's body once for each iteration and any other loop's once; under
-`jax.shard_map`, as one device does it.
+Counted from shapes: a scan's body once for each iteration and any other loop's once, every branch
+of a cond; under `jax.shard_map`, what one device does.
 """
 
 from __future__ import annotations
@@ -76,7 +76,14 @@ def size(aval: Any) -> int:
 
 
 def trips(scope: Scope) -> int:
-    """How often a body runs in its first call, loops of unknown length counted once."""
-    return prod(
-        (c.scope.eqns[c.index].params.get("length", 1) for c in scope.path()), start=1
-    )  # fmt: skip
+    """How often a body runs, through all its calls; each branch of a cond as if it were taken."""
+    known: int | None = scope.memo.get("trips")
+    if known is None:
+        calls = (trips(c.scope) * _length(c.scope.eqns[c.index]) for c in scope.callers)
+        known = scope.memo["trips"] = sum(calls) if scope.callers else 1
+    return known
+
+
+def _length(eqn: Eqn) -> int:
+    length = eqn.params.get("length", 1)
+    return length if isinstance(length, int) else 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...compat import jaxprs
 from ...compat.jaxprs import Var
+from ...compat.mesh_types import differs_only_in_mesh
 from ...compat.primitives import primitive
+from ...compat.source import call_stack
 from ...matchers.demand import Cut, Demand, Demands
 from ...matchers.graph import Dataflow, Scope
 from ...matchers.value_walk import Place, Walk, Walker, backward
@@ -124,7 +127,7 @@ class _Judge:
         for scope, index in sources:
             eqn = scope.eqns[index]
             if eqn.primitive not in makers() and not is_transposed(scope, index):
-                where = scope.source_line(eqn) or "unknown line"
+                where = _place_of(scope, index)
                 found = f"what {eqn.primitive.name} makes at {where}, in no backward pass"
                 return replace(gradient, found=found)
         for position in inputs:
@@ -157,8 +160,7 @@ class _Judge:
         assuming = Demands(lambda s, i: self.cutter.cut(s, i, True))
         without = assuming.of(self.root, self.everything, demand.zeroed)
         dead, _ = _told_apart(without)
-        scope, index = self.cutter.zeros[0]
-        line = scope.source_line(scope.eqns[index]) or "unknown line"
+        line = _place_of(*self.cutter.zeros[0])
         gradients = self._grouped([p for p in places if dead(p)], demand, dropped=False)
         return [replace(g, times_zero=line, readers=()) for g in gradients]
 
@@ -191,8 +193,7 @@ class _Judge:
         for scope, index in walk.readers:
             if live((scope, index)):
                 eqn = scope.eqns[index]
-                where = scope.source_line(eqn) or "unknown line"
-                found[f"{eqn.primitive.name} at {where}"] = None
+                found[f"{eqn.primitive.name} at {_place_of(scope, index)}"] = None
         if self.request.leaves:
             others = [o for o in walk.outputs if o not in but]
             found.update((f"the output {self._output(o)}", None) for o in others)
@@ -235,7 +236,10 @@ class _Cutter:
         if known is None:
             return None
         chosen = 1 + int(known.value)
-        if chosen >= len(eqn.invars) or eqn.invars[chosen].aval != eqn.outvars[0].aval:
+        if chosen >= len(eqn.invars):
+            return None
+        found, wanted = eqn.invars[chosen].aval, eqn.outvars[0].aval
+        if found != wanted and not differs_only_in_mesh(found, wanted):
             return None
         masked = [o for o in range(1, len(eqn.invars)) if o != chosen]
         return Cut(chosen) if any(self._is_gradient(scope, index, o) for o in masked) else None
@@ -243,6 +247,18 @@ class _Cutter:
     def _is_gradient(self, scope: Scope, index: int, operand: int) -> bool:
         atom = scope.eqns[index].invars[operand]
         return not jaxprs.is_literal(atom) and (id(scope), atom) in self._gradients
+
+
+def _place_of(scope: Scope, index: int) -> str:
+    """An equation's line; where a library wrote it, also the line of the user that called it."""
+    eqn = scope.eqns[index]
+    line = scope.source_line(eqn)
+    stack = [(file, number) for file, number, _ in call_stack(eqn)]
+    installed = [re.search(r"/(site|dist)-packages/", file) is not None for file, _ in stack]
+    if not installed or not installed[0] or all(installed):
+        return line or "unknown line"
+    file, number = stack[installed.index(False)]
+    return f"{line}, called at {file}:{number}"
 
 
 Told = Callable[[Place], bool]
