@@ -326,9 +326,7 @@ def is_jitted(fn: object) -> bool:
     return isinstance(fn, _JITTED) and hasattr(fn, "_jit_info") and hasattr(fn, "_fun")
 
 
-def trace_jitted(
-    jitted: Any, args: Any, kwargs: Any
-) -> tuple[Body, Any, Callable[[object], bool]]:
+def trace_jitted(jitted: Any, args: Any, kwargs: Any) -> tuple[Body, Any, Callable[[object], bool]]:
     """The function inside ``jitted``, traced as jit traces it.
 
     Python numbers are arrays of unknown value there unless they are static arguments.

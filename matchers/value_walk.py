@@ -151,14 +151,15 @@ def _inward(scope: Scope, index: int, operand: int) -> Iterator[tuple[Scope, Var
                 yield child, jaxprs.invars(child.body)[position]
 
 
-def backward(scope: Scope, atom: Atom) -> tuple[list[Place], list[int]]:
+def backward(scope: Scope, atom: Atom) -> tuple[list[tuple[Scope, Var]], list[int]]:
     """What a value is made of.
 
     Returns:
-      The equations at which the walk ended, and the inputs of the program that it came to.
+      Results of the equations at which the walk ended, each with the scope that it stands in, and
+      the inputs of the program that the walk came to.
     """
     seen: set[tuple[int, Var]] = set()
-    sources: list[Place] = []
+    sources: list[tuple[Scope, Var]] = []
     inputs: list[int] = []
     waiting: list[tuple[Scope, Atom]] = [(scope, atom)]
     while waiting:
@@ -179,8 +180,8 @@ def backward(scope: Scope, atom: Atom) -> tuple[list[Place], list[int]]:
         elif carried:
             kept = [result] if is_pairwise(eqn) else carried
             waiting += [(scope, eqn.invars[operand]) for operand in kept]
-        elif scope.fact(atom).constant is None and (scope, index) not in sources:
-            sources.append((scope, index))
+        elif scope.fact(atom).constant is None:
+            sources.append((scope, atom))
     return sources, inputs
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..compat import jaxprs
+from ..compat.bodies import Role
 from ..compat.primitives import primitive
 from ..compat.source import call_stack
 from .graph import Dataflow, Scope
@@ -38,9 +39,15 @@ def transposed_makers(flow: Dataflow) -> list[Place]:
     return [
         (scope, index)
         for scope in flow.scopes
+        if not _in_kernel(scope)
         for index, eqn in enumerate(scope.eqns)
         if eqn.primitive in makers() and is_transposed(scope, index)
     ]
+
+
+def _in_kernel(scope: Scope) -> bool:
+    """Whether a body is a kernel's, on references: what it makes is the kernel's to make."""
+    return any(c.entered.role is Role.KERNEL for c in scope.path())
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any
 
 from ..compat.jaxprs import Atom, Eqn, Var
 from ..matchers.demand import Demand
@@ -232,8 +232,6 @@ class Site:
 class FrozenLeaf:
     """A parameter whose gradient is frozen, or looks so."""
 
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("flops", "collective_bytes", "accumulator_bytes")
-
     path: str | None
     """In the user's tree; None where it isn't clear whose gradient it is."""
     type: str
@@ -263,27 +261,13 @@ class FrozenLeaf:
             "way": self.way,
             "status": self.status.value,
             "source": self.source,
-            **{name: getattr(self, name) for name in self.AMOUNTS},
+            "flops": self.flops,
+            "collective_bytes": self.collective_bytes,
+            "accumulator_bytes": self.accumulator_bytes,
             "operations": dict(self.operations),
             "readers": list(self.readers),
             "reasons": [r.to_json() for r in self.reasons],
         }
-
-    def line(self) -> str:
-        """What it saves or costs, in words."""
-        spent = amounts(*(getattr(self, name) for name in self.AMOUNTS))
-        if self.status is Status.APPLIED:
-            return f"{self.type}  {self.way}, saves {spent}"
-        codes = ", ".join(r.code for r in self.reasons)
-        return f"{self.type}  {self.way}, declined ({codes}), costs {spent}"
-
-
-def amounts(flops: int, collective_bytes: int, accumulator_bytes: int) -> str:
-    """What is saved or spent, in words."""
-    return (
-        f"{flops:,} FLOPs, {collective_bytes:,} bytes of collectives, "
-        f"{accumulator_bytes:,} bytes of accumulators"
-    )
 
 
 class PassNotApplicable(Exception):

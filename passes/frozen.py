@@ -131,7 +131,9 @@ def request(
         out = jax.tree.unflatten(out_tree, numbered)
     except Exception as fault:  # a node type that takes arrays only
         if frozen is not None:
-            raise ValueError(f"frozen: the output {out_tree} can't be taken apart: {fault}") from None
+            raise ValueError(
+                f"frozen: the output {out_tree} can't be taken apart: {fault}"
+            ) from None
         return Request(inputs=tuple(inputs), finite_grads="finite_grads" in assume)
     outputs = tuple(paths(out))
     leaves = () if frozen is None else tuple(_resolve(frozen, out, out_tree))

@@ -21,20 +21,10 @@ from jax import lax
 from ..matchers.graph import Dataflow, Scope
 from ..matchers.value_walk import Place
 from ..matchers.weight_gradient import is_transposed, makers
-from .base import (
-    Contract,
-    Example,
-    FrozenLeaf,
-    Match,
-    Pass,
-    Reason,
-    Replacement,
-    Requirement,
-    Site,
-    Whole,
-)
+from .base import Contract, Example, Match, Pass, Replacement, Whole
 from .frozen import Request
-from .parts.frozen_judge import READERS_SHOWN, Gradient, judge
+from .parts.frozen_judge import Gradient, judge
+from .parts.frozen_site import REQUIREMENTS, describe
 
 
 def _program(flow: Dataflow, request: Request) -> Whole | None:
@@ -43,7 +33,7 @@ def _program(flow: Dataflow, request: Request) -> Whole | None:
         return None
     candidates = tuple(Match(*_root(flow, g), {"gradient": g}) for g in judged.gradients)
     applies = any(g.dropped for g in judged.gradients)
-    return Whole(candidates, judged.demand if applies else None, _dispensable, _describe)
+    return Whole(candidates, judged.demand if applies else None, _dispensable, describe)
 
 
 def _root(flow: Dataflow, gradient: Gradient) -> Place:
@@ -55,66 +45,6 @@ def _root(flow: Dataflow, gradient: Gradient) -> Place:
 
 def _dispensable(scope: Scope, index: int) -> bool:
     return scope.eqns[index].primitive in makers() and is_transposed(scope, index)
-
-
-def _describe(match: Match, site: Site) -> FrozenLeaf:
-    gradient: Gradient = match.captures["gradient"]
-    cost = gradient.cost
-    return FrozenLeaf(
-        path=gradient.path,
-        type=site.shape,
-        way="declared" if gradient.declared else "recognised",
-        status=site.status,
-        source=site.source,
-        flops=cost.flops,
-        collective_bytes=cost.collective_bytes,
-        accumulator_bytes=cost.accumulator_bytes,
-        operations=cost.operations,
-        readers=gradient.readers,
-        reasons=site.reasons,
-    )
-
-
-def _holds_a_gradient(match: Match) -> Reason | None:
-    gradient: Gradient = match.captures["gradient"]
-    if not gradient.found:
-        return None
-    return Reason("no-gradient", f"no gradient of {gradient.path} comes out there", gradient.found,
-                  "what a backward pass makes")  # fmt: skip
-
-
-def _read_first(match: Match) -> Reason | None:
-    gradient: Gradient = match.captures["gradient"]
-    if not gradient.readers:
-        return None
-    more = len(gradient.readers) - READERS_SHOWN
-    found = ", ".join(gradient.readers[:READERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    cost = gradient.cost
-    kept = (
-        f"{cost.flops:,} FLOPs, {cost.collective_bytes:,} bytes of collectives and "
-        f"{cost.accumulator_bytes:,} bytes of accumulators are kept for it"
-    )
-    return Reason("read-first", f"the gradient is read before it is dropped; {kept}", found,
-                  "no reader: take norms over the trainable leaves only")  # fmt: skip
-
-
-def _finite(match: Match) -> Reason | None:
-    gradient: Gradient = match.captures["gradient"]
-    if gradient.times_zero is None:
-        return None
-    return Reason("maybe-not-finite", "inf or NaN times zero is NaN, so the product is needed",
-                  f"a multiplication by zero at {gradient.times_zero}",
-                  "a select, or assume='finite_grads'")  # fmt: skip
-
-
-def _separable(match: Match) -> Reason | None:
-    gradient: Gradient = match.captures["gradient"]
-    said = gradient.dropped or gradient.readers or gradient.found or gradient.times_zero
-    if said:
-        return None
-    return Reason("inseparable", "what makes the gradient makes something else too",
-                  f"{match.eqn.primitive.name}, of which another result is read",
-                  "an equation of the gradient's own")  # fmt: skip
 
 
 def _no_replacement(match: Match) -> Replacement:
@@ -155,22 +85,7 @@ PASS = Pass(
     measure="products that make a weight's gradient",
     roots=makers,
     find=lambda scope, index: None,
-    requirements=(
-        Requirement(
-            "no-gradient",
-            "An output declared frozen holds a gradient, and not a parameter or its update.",
-            _holds_a_gradient,
-        ),
-        Requirement("read-first", "Nothing reads the gradient before it is masked.", _read_first),
-        Requirement(
-            "maybe-not-finite",
-            "The gradient isn't masked by a multiplication by zero, or is assumed to be finite.",
-            _finite,
-        ),
-        Requirement(
-            "inseparable", "What makes the gradient makes nothing else that is read.", _separable
-        ),
-    ),
+    requirements=REQUIREMENTS,
     profitable=lambda match: None,
     replace=_no_replacement,
     before=before,

@@ -211,11 +211,10 @@ class _Told:
     def of(cls, frozen: Any, assume: Any, passes: Sequence[Pass]) -> _Told:
         told = cls(declared(frozen), assumed(assume))
         if (told.frozen or told.assume) and all(p.program is None for p in passes):
-            what = "frozen=" if told.frozen else "assume="
             names = ", ".join(p.name for p in passes) or "none"
             raise ValueError(
-                f"{what} is for the pass frozen_gradient, which is not to be run; found the passes "
-                f"{names}"
+                f"{'frozen' if told.frozen else 'assume'} is for the pass frozen_gradient: found "
+                f"the passes {names}, wanted it among them"
             )
         return told
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .base import FrozenLeaf, Site, Status, amounts
+from .base import FrozenLeaf, Site, Status
+from .frozen_tree import frozen_tree
 
 SCHEMA = "relower.report/1"
 
@@ -106,28 +106,9 @@ class Report:
             lines.append(f"  {s.status.value:8} {s.pass_name}  {s.primitive} → {s.shape}{calls}")
             lines.append(f"           {where}  {s.scope}")
             lines.extend(f"           {r.code}: {r}" for r in s.reasons)
-        lines.extend(frozen_tree(self.frozen))
+        lines.extend("  " + line for line in frozen_tree([f.to_json() for f in self.frozen]))
         lines.extend(
             f"  not entered: {g.count} × {g.primitive}.{g.param}: {g.reason}" for g in self.coverage
         )
         lines.extend(f"  note: {n}" for n in self.notes)
         return "\n".join(lines)
-
-
-def frozen_tree(leaves: Sequence[FrozenLeaf]) -> list[str]:
-    """Frozen leaves as a tree, with what each saves, or costs because something reads it."""
-    lines: list[str] = []
-    open_parts: list[str] = []
-    for leaf in sorted(leaves, key=lambda leaf: (leaf.path is None, leaf.path or "")):
-        parts = (leaf.path or "a parameter that isn't named").split("/")
-        shared = 0
-        while shared < min(len(parts) - 1, len(open_parts)) and parts[shared] == open_parts[shared]:
-            shared += 1
-        lines += [f"  {'  ' * d}{parts[d]}" for d in range(shared, len(parts) - 1)]
-        open_parts = parts[:-1]
-        lines.append(f"  {'  ' * (len(parts) - 1)}{parts[-1]}  {leaf.line()}")
-    if len(leaves) > 1:
-        saved = [leaf for leaf in leaves if leaf.status is Status.APPLIED]
-        total = [sum(getattr(leaf, n) for leaf in saved) for n in FrozenLeaf.AMOUNTS]
-        lines.append("  saved in all: " + amounts(*total))
-    return ["frozen", *lines] if lines else []

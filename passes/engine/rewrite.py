@@ -39,8 +39,9 @@ def rewrite(
 ) -> Optimized:
     """Rewrite a closed jaxpr to a fixed point of the passes.
 
-    Passes that judge the whole program come first, told what is ``request``ed. Each round matches on the dataflow of every body, substitutes what was accepted, and analyses
-    only bodies that changed.
+    Passes that judge the whole program come first, told what is ``request``ed. Each round matches
+    on the dataflow of every body, substitutes what was accepted, and analyses only bodies that
+    changed.
     """
     analysis = Analysis()
     refused: dict[tuple[Any, ...], Reason] = {}

@@ -104,9 +104,7 @@ class _Stripper:
             self._made[key] = known
         return known
 
-    def _needed(
-        self, demand: Demand, index: int, eqn: Eqn, renamed: dict[Var, Atom]
-    ) -> list[Eqn]:
+    def _needed(self, demand: Demand, index: int, eqn: Eqn, renamed: dict[Var, Atom]) -> list[Eqn]:
         cut = demand.cuts.get(index)
         if cut is not None:
             return _cut(eqn, cut.chosen, renamed)

@@ -30,6 +30,8 @@ class Gradient:
     declared: bool
     places: tuple[Place, ...]
     """The equations that make it; empty where there are none to be found."""
+    values: tuple[tuple[Scope, Var], ...] = ()
+    """The results of these that are its parts; all of them where there is nothing here."""
     dropped: bool = False
     """Whether nothing needs it any more."""
     readers: tuple[str, ...] = ()
@@ -86,7 +88,9 @@ class _Judge:
         claimed = {_key(p) for g in declared for p in g.places}
         rest = [p for p in self.made if _key(p) not in claimed]
         dead, live = _told_apart(demand)
-        found += self._grouped([p for p in rest if dead(p)], demand, dropped=True)
+        named = any(g.dropped for g in declared)
+        masked = self._grouped([p for p in rest if dead(p)], demand, dropped=True)
+        found += [g for g in masked if g.path is not None or not named]
         if self.cutter.zeros and not self.request.finite_grads:
             found += self._times_zero([p for p in rest if live(p)], demand)
         known = {g.path for g in found}
@@ -120,11 +124,12 @@ class _Judge:
     def _traced_back(self, leaf: Declared) -> Gradient:
         atom = jaxprs.opened(self.root.body).outvars[leaf.output]
         sources, inputs = backward(self.root, atom)
-        gradient = Gradient(leaf.path, True, tuple(sources))
+        places = dict.fromkeys((s, s.definition(v)[0]) for s, v in sources)  # type: ignore[index]
+        gradient = Gradient(leaf.path, True, tuple(places), tuple(sources))
         if not sources:
             what = "an argument of the function" if inputs else "a constant"
             return replace(gradient, found=what)
-        for scope, index in sources:
+        for scope, index in places:
             eqn = scope.eqns[index]
             if eqn.primitive not in makers() and not is_transposed(scope, index):
                 where = _place_of(scope, index)
@@ -176,7 +181,7 @@ class _Judge:
     def _finished(
         self, gradient: Gradient, demand: Demand, dropped: bool, but: Iterable[int] = ()
     ) -> Gradient:
-        walk = self.walker.onward(_results(gradient.places))
+        walk = self.walker.onward(gradient.values or _results(gradient.places))
         dead, live = _told_apart(demand)
         passed = [p for p in walk.passed if dead(p) or not dropped]
         carries = [c for c in walk.carries if not dropped or _carry_dropped(demand, c)]
