@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast, overload
 import jax
 import numpy as np
 
-from ..compat import tracing
+from ..compat import jaxprs, tracing
 from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
 from . import registry
@@ -142,7 +142,7 @@ def explain(
     else:
         traced = _trace(fn, args, kwargs)
         closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
-    request = told.request(fn, args, kwargs, is_traced, out_tree)
+    request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
     return rewrite(closed, chosen, name=_name(fn), request=request).report
 
 
@@ -219,9 +219,17 @@ class _Told:
         return told
 
     def request(
-        self, fn: Any, args: Any, kwargs: Any, is_traced: Callable[[Any], bool], out_tree: Any
+        self,
+        fn: Any,
+        args: Any,
+        kwargs: Any,
+        is_traced: Callable[[Any], bool],
+        closed: Body,
+        out_tree: Any,
     ) -> Request:
         names = argument_paths(fn, args, kwargs, is_traced)
+        if len(names) != len(jaxprs.invars(closed)):
+            names = []  # which of them are static arguments isn't known here
         return request(self.frozen, self.assume, names, out_tree)
 
 
@@ -237,7 +245,7 @@ def _wrap(
 
     def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Any, bool]:
         traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
-        asked = told.request(fn, args, kwargs, is_dynamic, traced.out_tree)
+        asked = told.request(fn, args, kwargs, is_dynamic, traced.closed, traced.out_tree)
         done = rewrite(traced.closed, passes, name=_name(fn), request=asked)
         if named:
             _require_all(passes, done.report)

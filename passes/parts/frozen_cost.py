@@ -60,7 +60,7 @@ def operations(eqn: Eqn) -> int:
     if eqn.primitive is primitive("dot_general_p"):
         (contracted, _), _ = eqn.params["dimension_numbers"]
         lhs = eqn.invars[0].aval.shape
-        return 2 * int(out.size) * prod(lhs[d] for d in contracted)
+        return 2 * int(out.size) * prod(int(lhs[d]) for d in contracted)
     if eqn.primitive is primitive("ragged_dot_general_p"):
         return 2 * int(eqn.invars[0].aval.size) * int(out.shape[-1])
     if eqn.primitive is primitive("conv_general_dilated_p"):

@@ -20,6 +20,7 @@ from relower.compat import bodies, jaxprs, tracing
 from relower.compat.primitives import primitive
 from relower.matchers import demand
 from relower.passes import frozen as declarations
+from relower.passes import registry
 from relower.passes.parts import frozen_judge
 
 NAME = "frozen_gradient"
@@ -249,7 +250,7 @@ def test_a_shared_body_is_told_apart_by_its_calls():
     assert differing(got["trained"], want["trained"]) == []
 
 
-# --- optimizers ---------------------------------------------------------------------------------
+# --- optimizers -------------------------------------------------------------------------------
 
 
 def step_with(optimizer, metric=lambda grads: 0.0):
@@ -336,7 +337,7 @@ def test_a_declared_gradient_that_is_read_stays_and_the_reader_is_named():
     assert differing(got, want) == ["1/last"]
 
 
-# --- masks by multiplication ----------------------------------------------------------------------
+# --- masks by multiplication ------------------------------------------------------------------
 
 
 def multiplied(p, xs):
@@ -359,11 +360,11 @@ def test_a_product_with_zero_needs_an_assumption(why):
     assert np.isnan(bad["kernel"]).any()
 
 
-# --- outputs that hold no gradient ------------------------------------------------------------------
+# --- outputs that hold no gradient ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("fn", "found"), [
-    (lambda p, xs: jax.tree.map(lambda w, g: w - 0.1 * g, p, in_scan(p, xs)), "a sum with p/kernel"),
+    (lambda p, xs: jax.tree.map(lambda w, g: w - g, p, in_scan(p, xs)), "a sum with p/kernel"),
     (lambda p, xs: (in_scan(p, xs), p)[1], "an argument of the function"),
     (lambda p, xs: zeros(p), "a constant"),
     (lambda p, xs: jax.tree.map(jnp.exp, p), "what exp makes at "),
@@ -419,18 +420,19 @@ def test_a_kernel_that_makes_more_than_the_gradient(why):
     assert [leaf.status.value for leaf in alone.frozen] == ["applied", "applied"]
 
 
-# --- nothing else is touched --------------------------------------------------------------------------
+# --- nothing else is touched ------------------------------------------------------------------
 
 
 def test_without_a_frozen_gradient_nothing_changes():
     args = data()
+    others = [p.name for p in registry.all_passes() if p.name != NAME]
     for place in ("scan", "while", "remat", "shard_map"):
         fn = PLACES[place]
         assert not explain(fn, *args, passes=[NAME]).sites
-        lowered = [jax.jit(f).lower(*args).as_text() for f in (fn, optimize(fn, disable=()))]
-        del lowered
-        done = jax.make_jaxpr(optimize(fn, contract="bitwise", disable=[]))(*args)
-        assert len(done.eqns) == len(jax.make_jaxpr(fn)(*args).eqns)
+        plain, done = (jax.jit(f).lower(*args).as_text() for f in (
+            fn, optimize(fn, disable=others)
+        ))  # fmt: skip
+        assert done == plain
 
 
 def test_effects_stay():
@@ -465,7 +467,7 @@ def test_grad_of_it():
         np.testing.assert_allclose(a, b, rtol=2e-5)  # jax may sum cotangents in another order
 
 
-# --- mutants: a stop that also hits a trainable leaf is caught, and named -----------------------------
+# --- mutants: a stop that also hits a trainable leaf is caught, and named ---------------------
 
 
 def widened(monkeypatch):
