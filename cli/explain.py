@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +69,7 @@ def show(out: Console, report: dict[str, Any], case: str) -> None:
             out.print(Text(f"{status_name} ({len(sites)})", style=f"bold {style}"))
         for alike in _grouped(sites):
             _sites(out, alike)
+    _frozen(out, report.get("frozen", ()))
     if report["coverage"]:
         out.print()
         out.print(Text("not looked into", style="bold"))
@@ -85,6 +87,19 @@ def show(out: Console, report: dict[str, Any], case: str) -> None:
         f"{plural(report['equations'], 'equation')} in {report['bodies']} bodies, "
         f"{plural(report['rounds'], 'round')}"
     )
+
+
+def _frozen(out: Console, leaves: Sequence[dict[str, Any]]) -> None:
+    """The frozen parameters as a tree."""
+    if not leaves:
+        return
+    from ..passes.frozen_tree import frozen_tree
+
+    out.print()
+    head, *lines = frozen_tree(leaves)
+    out.print(Text(head, style="bold"))
+    for line in lines:
+        indented(out, Text(line))
 
 
 def _grouped(sites: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

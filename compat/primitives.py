@@ -11,13 +11,16 @@ from typing import Any
 import jax.extend.core.primitives as public
 
 _PRIVATE = {
+    "add_jaxvals_p": "jax._src.ad_util",
     "all_gather_invariant_p": "jax._src.lax.parallel",
     "approx_top_k_p": "jax._src.lax.ann",
     "call_hi_primitive_p": "jax._src.hijax",
     "reduce_scatter_p": "jax._src.lax.parallel",
     "layout_constraint_p": "jax._src.pjit",
     "optimization_barrier_p": "jax._src.lax.lax",
+    "psum_invariant_p": "jax._src.lax.parallel",
     "pvary_p": "jax._src.core",
+    "ragged_dot_general_p": "jax._src.lax.lax",
     "reduced_vary_cast_p": "jax._src.core",
     "reshard_p": "jax._src.pjit",
     "scatter_sub_p": "jax._src.lax.slicing",

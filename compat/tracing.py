@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api_util, config, core, pjit, source_info_util
+from jax._src import ad_util, api_util, config, core, pjit, source_info_util
 from jax._src import linear_util as lu
 from jax._src.effects import JaxprInputEffect
 from jax._src.interpreters import partial_eval as pe
@@ -276,6 +276,11 @@ def inline(
     return splice(trace_replacement(fn, operands, site), operands, site)
 
 
+def zeros(aval: Any) -> Any:
+    """Zeros of a type, laid out over the mesh and varying over its axes as the type says."""
+    return ad_util.zeros_like_aval(aval)
+
+
 def rebind(eqn: Eqn, operands: Sequence[Any]) -> list[Any]:
     """The results of an equation's primitive, with its params, on other operands."""
     results = eqn.primitive.bind(*operands, **eqn.params)
@@ -400,12 +405,17 @@ def is_jitted(fn: object) -> bool:
     return isinstance(fn, _JITTED) and hasattr(fn, "_jit_info") and hasattr(fn, "_fun")
 
 
-def trace_jitted(jitted: Any, args: Any, kwargs: Any) -> Body:
-    """The closed jaxpr of the function inside ``jitted``, traced as jit traces it.
+def trace_jitted(jitted: Any, args: Any, kwargs: Any) -> tuple[Body, Any, Callable[[object], bool]]:
+    """The function inside ``jitted``, traced as jit traces it.
 
     Python numbers are arrays of unknown value there unless they are static arguments.
+
+    Returns:
+      The closed jaxpr, the structure of the output, and which argument leaves are traced as far as
+      a leaf alone tells: of a static argument it doesn't.
     """
-    return jitted.trace(*args, **kwargs).jaxpr
+    traced = jitted.trace(*args, **kwargs)
+    return traced.jaxpr, traced.out_tree, lambda leaf: True
 
 
 @functools.cache

@@ -191,6 +191,10 @@ class Scope:
         entered = self._entered[index, key]
         return scope._entered_by(Caller(self, index, entered)), entered
 
+    def entered(self, index: int, key: BodyKey) -> Entered:
+        """How the operands and results of a live equation reach one of its bodies."""
+        return self._entered[index, key]
+
     def route(self) -> tuple[Caller, ...] | None:
         """The calls by which the body is run, from the outermost; None where they are several."""
         steps: list[Caller] = []

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .base import Site, Status
+from .base import FrozenLeaf, Site, Status
+from .frozen_tree import frozen_tree
 
 SCHEMA = "relower.report/1"
 
@@ -37,6 +38,8 @@ class Report:
     """Distinct bodies visited, each in one context."""
     rounds: int
     """Rounds of matching and substituting until nothing more applied."""
+    frozen: tuple[FrozenLeaf, ...] = ()
+    """Frozen parameters, in the order of the user's tree."""
     superseded: tuple[str, ...] = ()
     """Passes that had a candidate at a site which a preferred pass took."""
     notes: tuple[str, ...] = ()
@@ -73,20 +76,13 @@ class Report:
                     "source": s.source,
                     "scope": s.scope,
                     "calls": s.calls,
-                    "reasons": [
-                        {
-                            "code": r.code,
-                            "sentence": r.sentence,
-                            "found": r.found,
-                            "wanted": r.wanted,
-                        }
-                        for r in s.reasons
-                    ],
+                    "reasons": [r.to_json() for r in s.reasons],
                     **({} if not s.lines else {"lines": list(s.lines)}),
                     **({} if s.measured is None else {"measured": asdict(s.measured)}),
                 }
                 for s in self.sites
             ],
+            "frozen": [leaf.to_json() for leaf in self.frozen],
             "coverage": [
                 {
                     "primitive": g.primitive,
@@ -113,6 +109,7 @@ class Report:
             lines.append(f"           {where}  {s.scope}")
             lines.extend(f"           {r.code}: {r}" for r in s.reasons)
             lines.extend([f"           {s.measured}"] if s.measured is not None else [])
+        lines.extend("  " + line for line in frozen_tree([f.to_json() for f in self.frozen]))
         lines.extend(
             f"  not entered: {g.count} × {g.primitive}.{g.param}: {g.reason}" for g in self.coverage
         )

@@ -34,8 +34,8 @@ from relower.passes.base import Contract
 PASSES = registry.all_passes()
 # Those that run unasked.
 DEFAULT = [p for p in PASSES if p.contract is Contract.BITWISE]
-# Those that find something where there is one device only.
-ALONE = {p.name for p in DEFAULT if not any(e.mesh for e in p.examples())}
+# Those that find something in a layer on one device, all of whose gradients are used.
+ALONE = {p.name for p in DEFAULT if not p.program and not any(e.mesh for e in p.examples())}
 EXAMPLES = [pytest.param(p, e, id=f"{p.name}-{e.label}") for p in PASSES for e in p.examples()]
 WHERE = pathlib.Path(__file__).name
 
@@ -128,6 +128,7 @@ MEASURES = {
     "sorted_scatter": lambda eqns: len(eqns("scatter-add")),
     "counting_scatter": lambda eqns: len(eqns("scatter-add")),
     "top_k_scatter": lambda eqns: len(eqns("scatter-add")),
+    "frozen_gradient": lambda eqns: len(eqns("dot_general")),
 }
 
 
@@ -195,7 +196,8 @@ def test_every_pair_of_passes_ends_on_every_example(pair):
 
 def orders():
     """Every order of the passes that compete for a root, before and after all the others."""
-    rivals = [p for p in DEFAULT if any(p.roots() & q.roots() for q in DEFAULT if q is not p)]
+    local = [p for p in DEFAULT if not p.program]
+    rivals = [p for p in local if any(p.roots() & q.roots() for q in local if q is not p)]
     others = [p for p in DEFAULT if p not in rivals]
     for order in itertools.permutations(rivals):
         yield (*order, *others)
