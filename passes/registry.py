@@ -16,12 +16,14 @@ def all_passes() -> tuple[Pass, ...]:
         affine_gather,
         argsort_packed_key,
         argsort_unique_pairs,
+        concat_cotangents,
         counting_scatter,
         inverse_permutation,
         nonnegative_index,
         packed_all_gather,
         permutation_scatter,
         sorted_scatter,
+        split_fused_wi,
         top_k_by_argmax,
         top_k_scatter,
     )
@@ -38,6 +40,8 @@ def all_passes() -> tuple[Pass, ...]:
         sorted_scatter.PASS,
         top_k_by_argmax.PASS,
         packed_all_gather.PASS,
+        concat_cotangents.PASS,
+        split_fused_wi.PASS,
     )
 
 
