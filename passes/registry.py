@@ -22,6 +22,7 @@ def all_passes() -> tuple[Pass, ...]:
         nonnegative_index,
         packed_all_gather,
         permutation_scatter,
+        router_grad_from_wo_input,
         sorted_scatter,
         split_fused_wi,
         top_k_by_argmax,
@@ -42,6 +43,7 @@ def all_passes() -> tuple[Pass, ...]:
         packed_all_gather.PASS,
         concat_cotangents.PASS,
         split_fused_wi.PASS,
+        router_grad_from_wo_input.PASS,
     )
 
 

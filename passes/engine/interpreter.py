@@ -266,14 +266,29 @@ def _prune(
 ) -> tuple[list[Eqn], set[Var]]:
     """The emitted equations without those that the rewrite left with no reader; what they read.
 
-    What was dead before stays: it is not this rewrite's to remove.
+    What was dead before stays where all that it reads is still there: it is not this rewrite's to
+    remove, and no reason to keep what this rewrite has no more use for.
     """
     literal = jaxprs.LITERAL
     read = {a for a in outvars if type(a) is not literal}
-    kept: list[Eqn] = []
+    gone: set[Var] = set()
+    kept: list[tuple[bool, Eqn]] = []
     for index, made in reversed(emitted):
         for eqn in reversed(made):
-            if eqn.effects or not read.isdisjoint(eqn.outvars) or index not in was_live:
-                kept.append(eqn)
+            needed = eqn.effects or not read.isdisjoint(eqn.outvars)
+            if needed:
                 read.update([a for a in eqn.invars if type(a) is not literal])
-    return kept[::-1], read
+            elif index in was_live:
+                gone.update(eqn.outvars)
+                continue
+            kept.append((needed, eqn))
+    eqns: list[Eqn] = []
+    for needed, eqn in reversed(kept):
+        if not needed:
+            operands = [a for a in eqn.invars if type(a) is not literal]
+            if gone and not gone.isdisjoint(operands):
+                gone.update(eqn.outvars)
+                continue
+            read.update(operands)
+        eqns.append(eqn)
+    return eqns, read
