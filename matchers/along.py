@@ -37,7 +37,7 @@ def operand_axes(eqn: Eqn, axis: int) -> Axes:
     Raises:
       Stop: the equation doesn't work along the axis independently.
     """
-    rule = _rules().get(eqn.primitive)
+    rule = rules().get(eqn.primitive)
     if rule is None:
         raise Stop("unsupported-op", eqn.primitive.name, "an operation known to work on each part"
                    " of the axis by itself")  # fmt: skip
@@ -82,7 +82,8 @@ Rule = Callable[[Eqn, int], Axes]
 
 
 @functools.cache
-def _rules() -> Mapping[Any, Rule]:
+def rules() -> Mapping[Any, Rule]:
+    """By primitive."""
     named: dict[str, Rule] = {
         **{name: _elementwise for name in _ELEMENTWISE.split()},
         "bitcast_convert_type": _bitcast,
@@ -98,7 +99,9 @@ def _rules() -> Mapping[Any, Rule]:
         "reduce_scatter": _scatter,
         "sharding_constraint": _constraint,
         **dict.fromkeys(("psum", "pmax", "pmin"), _all_reduce),
-        **dict.fromkeys(("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"), _reduce),
+        **dict.fromkeys(
+            ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"), _reduce
+        ),
         **dict.fromkeys(("argmax", "argmin"), _reduce),
         **dict.fromkeys(("reduce_sum", "reduce_prod"), _sum),
     }
@@ -230,4 +233,3 @@ def _sum(eqn: Eqn, axis: int) -> Axes:
         raise Stop("float-sum", f"{eqn.primitive.name} of {eqn.invars[0].aval.str_short()}",
                    "a reduction that gives the same in any order")  # fmt: skip
     return _reduce(eqn, axis)
-

@@ -15,7 +15,7 @@ from ..compat import jaxprs
 from ..compat.bodies import Role
 from ..compat.jaxprs import Atom, Eqn
 from ..compat.primitives import primitive
-from .along import Axes, Stop, operand_axes
+from .along import Axes, Stop, operand_axes, rules
 from .graph import Scope, Value
 
 Place = tuple[Scope, Atom]
@@ -209,11 +209,14 @@ class _Matcher:
             raise self._apart(places, values)
         eqns = tuple(s.eqns[m[0]] for (s, _), m in zip(places, made, strict=True) if m)
         first, result = eqns[0], made[0][1]  # type: ignore[index]
-        self._alike(eqns, first.params)
-        if first.primitive not in _plain() or len(eqns) != len(places):
-            raise Stop("operands", f"results of {first.primitive.name}",
-                       "one value for all parts")  # fmt: skip
-        operands = self._each(places, made, eqns, (None,) * len(first.invars))
+        try:
+            self._alike(eqns, first.params)
+            if first.primitive not in _plain() or len(eqns) != len(places):
+                raise Stop("operands", f"results of {first.primitive.name}", "known operations")
+            operands = self._each(places, made, eqns, (None,) * len(first.invars))
+        except Stop as stop:
+            raise Stop("operands", f"a result of {first.primitive.name} for each part ({stop})",
+                       "one value for all parts") from None  # fmt: skip
         return Step(eqns, operands, result, None, 0)
 
     def _apart(self, places: Sequence[Place], values: set[Value]) -> Stop:
@@ -308,10 +311,8 @@ class _Matcher:
 
 @functools.cache
 def _plain() -> frozenset[Any]:
-    """What may be done to a value that all parts share."""
-    names = ("broadcast_in_dim_p", "convert_element_type_p", "reshape_p", "div_p", "mul_p", "neg_p",
-             "sub_p", "add_p", "iota_p", "exp_p", "pow_p", "max_p", "min_p")  # fmt: skip
-    return frozenset(primitive(n) for n in names) - {None}
+    """What gives equal results for equal operands."""
+    return frozenset({*rules(), primitive("iota_p"), primitive("pvary_p")}) - {None}
 
 
 def _rest(eqn: Eqn, axis: int) -> dict[str, Any]:
@@ -351,7 +352,9 @@ def _describe(place: Place) -> str:
         return f"the literal {atom.val}"
     found = scope.definition(atom)
     short: str = atom.aval.str_short()
-    return f"an input {short}" if found is None else f"{scope.eqns[found[0]].primitive.name} {short}"
+    return (
+        f"an input {short}" if found is None else f"{scope.eqns[found[0]].primitive.name} {short}"
+    )
 
 
 def _cut(made: Any, axis: int, sizes: tuple[int, ...]) -> Cut | None:
@@ -372,7 +375,9 @@ def _cut(made: Any, axis: int, sizes: tuple[int, ...]) -> Cut | None:
                    "parts that each begin where the one before ends")  # fmt: skip
     rest = {(_without(b[1], axis), _without(b[2], axis)) for b in boxes}
     if len(rest) > 1:
-        raise Stop("cut", "parts cut differently along other axes", "one axis along which they differ")
+        raise Stop(
+            "cut", "parts cut differently along other axes", "one axis along which they differ"
+        )
     _unsplit(value, axis)
     limits = (*limits[:axis], spans[-1][1], *limits[axis + 1 :])
     return Cut(value, axis, starts, limits)
@@ -382,7 +387,9 @@ def _without(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return (*sizes[:axis], *sizes[axis + 1 :])
 
 
-def _box(scope: Scope, eqn: Eqn, result: int) -> tuple[Value, tuple[int, ...], tuple[int, ...]] | None:
+def _box(
+    scope: Scope, eqn: Eqn, result: int
+) -> tuple[Value, tuple[int, ...], tuple[int, ...]] | None:
     """Which part of which array a slice or split takes."""
     if eqn.primitive is primitive("slice_p"):
         strides = eqn.params["strides"]
@@ -423,28 +430,30 @@ def _unsplit(value: Value, axis: int) -> None:
 
 def cut_from_one(scope: Scope, atoms: Sequence[Atom]) -> bool:
     """Whether every one of several values is computed from a cut of one array, in the main."""
-    found = {_main_cut(scope, a) for a in atoms}
-    return len(found) == 1 and None not in found
+    first, *others = (_cuts_behind(scope, a) for a in atoms)
+    return bool(first.intersection(*others))
 
 
-def _main_cut(scope: Scope, atom: Atom) -> Value | None:
+def _cuts_behind(scope: Scope, atom: Atom) -> set[Value]:
+    """The arrays that a value is cut from, each operation's first array looked behind."""
+    found: set[Value] = set()
     for _ in range(64):
         if jaxprs.is_literal(atom):
-            return None
-        found = scope.definition(atom)
-        if found is None or scope.eqns[found[0]].primitive in _calls() | _custom():
+            break
+        made = scope.definition(atom)
+        if made is None or scope.eqns[made[0]].primitive in _calls() | _custom():
             step = scope.step(atom)
             if step is None:
-                return None
+                break
             scope, atom = step
             continue
-        eqn = scope.eqns[found[0]]
-        box = _box(scope, eqn, found[1])
+        eqn = scope.eqns[made[0]]
+        box = _box(scope, eqn, made[1])
         if box is not None:
-            return box[0]
-        at = found[1] if eqn.primitive is primitive("optimization_barrier_p") else 0
+            found.add(box[0])
+        at = made[1] if eqn.primitive is primitive("optimization_barrier_p") else 0
         arrays = [a for a in eqn.invars[at:] if a.aval.ndim]
         if not arrays:
-            return None
+            break
         atom = arrays[0]
-    return None
+    return found

@@ -131,9 +131,7 @@ def _around(
     scope: Scope, index: int, times: int, y: Atom, g: Atom, weighted: Var, column: Atom
 ) -> Backward | None:
     readers = scope.readers(weighted)
-    if not readers or OUTPUT in readers:
-        return None
-    if not any(scope.eqns[r].primitive in products() for r in readers):
+    if not any(scope.eqns[r].primitive in products() for r in readers if r != OUTPUT):
         return None
     behind, read = _behind(scope, y, times)
     made = _made(scope, behind)
@@ -181,8 +179,8 @@ def _look_at_readers(scope: Scope, found: Backward, read: list[tuple[Atom, int]]
 
 
 def _sort_in(scope: Scope, found: Backward, product: Eqn, reader: int) -> None:
-    eqn = scope.eqns[reader]
-    if eqn.primitive is product.primitive:
+    eqn = None if reader == OUTPUT else scope.eqns[reader]
+    if eqn is not None and eqn.primitive is product.primitive:
         if found.input_gradient is None and _is_input_gradient(found, product, eqn):
             found.input_gradient = reader
             return
@@ -190,7 +188,7 @@ def _sort_in(scope: Scope, found: Backward, product: Eqn, reader: int) -> None:
             found.wo_gradients = (*found.wo_gradients, reader)
             return
     found.differences["other-reader"] = Difference(
-        f"the weighted cotangents read by {eqn.primitive.name}",
+        f"the weighted cotangents read by {'an output' if eqn is None else eqn.primitive.name}",
         "the products that give the gradients of h and wo",
     )
 

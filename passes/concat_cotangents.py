@@ -8,18 +8,18 @@ weight or a cotangent taken apart by hand; `jnp.split` leaves a concatenation at
 term of the sum stays one. ``−0.0 + 0.0`` is ``+0.0``, so the sign of a zero may differ, and a
 subnormal that the addition would flush stays.
 
-TPU7x's compiler does the same on its own for up to four parts, bf16[8192, n] side by side: 127,307
-estimated cycles both ways for two of 4,096 columns or four of 2,048 (libtpu 0.0.52). From five on it
-doesn't: 99,458 → 89,513 for five of 1,280, 225,668 → 109,404 for six, 127,307 → 120,536 for eight of
-1,024. So fewer are joined only where that lets split_fused_wi work on them as a whole. Where no
-part lies the compiler's own zeros are cheaper (two parts of 2,048 in 8,192: 95,480, with zeros
-between them 127,307), and where the parts are results of matrix products it adds in the products
-(two of 2,048: 343,645, concatenated 362,905): both are left alone.
+TPU7x's compiler does the same on its own for up to four parts of bf16[8192, n]: 127,307 estimated
+cycles both ways for two of 4,096 columns or four of 2,048 (libtpu 0.0.52). From five on it doesn't:
+99,458 → 89,513 for five of 1,280, 225,668 → 109,404 for six, 127,307 → 120,536 for eight of 1,024,
+541,435 → 460,621 for six results of matrix products. Two such results it adds in the products,
+which is better than to concatenate them: 343,645 against 362,905. So fewer than five are joined
+only where that lets split_fused_wi work on them as a whole. Where no part lies the compiler's own
+zeros are cheaper (two parts of 2,048 in 8,192: 95,480, with zeros between them 127,307): such sums
+are left alone.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..compat.primitives import primitive
 from ..compat.weak_types import weak
 from ..matchers.disjoint_pads import PARAMS, Laid, Sum, axes_of, find_sum, lay, roots
 from ..matchers.graph import OUTPUT, Scope
@@ -120,10 +119,6 @@ def _profitable(match: Match) -> Reason | None:
     if len(terms.parts) < FEWEST:
         return Reason("few-parts", "the compiler joins so few parts by itself",
                       f"{len(terms.parts)} parts", f"at least {FEWEST}")  # fmt: skip
-    made = [scope.producer(p.operand) for p in terms.parts]
-    if any(p is not None and p.eqn.primitive in _products() for p in made):
-        return Reason("products", "the compiler adds in the matrix products that make the parts",
-                      "a part made by a product", "parts made otherwise")  # fmt: skip
     return None
 
 
@@ -137,12 +132,6 @@ def _one_chain(match: Match) -> bool:
     return laid is not None and chain_of(match.scope, atoms, laid.axis).root is not None
 
 
-@functools.cache
-def _products() -> frozenset[Any]:
-    names = ("dot_general_p", "ragged_dot_general_p", "conv_general_dilated_p")
-    return frozenset(primitive(name) for name in names) - {None}
-
-
 def _replace(match: Match) -> Replacement:
     terms, laid, weakly = _sum(match), _laid(match), match.eqn.outvars[0].aval.weak_type
     assert laid is not None
@@ -151,7 +140,9 @@ def _replace(match: Match) -> Replacement:
         whole = lax.concatenate(operands[: len(laid.order)], laid.axis)
         for other in operands[len(laid.order) :]:
             whole = lax.add(whole, other)
-        return [weak(whole) if weakly and not jax.typeof(whole).weak_type else whole]
+        if jax.typeof(whole).weak_type == weakly:
+            return [whole]
+        return [weak(whole) if weakly else lax.convert_element_type(whole, whole.dtype)]
 
     operands = (*(terms.parts[i].operand for i in laid.order), *terms.others)
     return Replacement(operands, tuple(match.eqn.outvars), joined, (laid.axis, len(laid.order)))

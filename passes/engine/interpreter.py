@@ -255,10 +255,15 @@ def _live(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> tuple[set[int], set[V
     live: set[int] = set()
     for index in range(len(eqns) - 1, -1, -1):
         eqn = eqns[index]
-        if eqn.effects or not read.isdisjoint(eqn.outvars):
+        if not read.isdisjoint(eqn.outvars) or _acts(eqn):
             live.add(index)
             read.update([a for a in eqn.invars if type(a) is not literal])
     return live, read
+
+
+def _acts(eqn: Eqn) -> bool:
+    """Whether an equation does something besides its results; to name a mesh axis is nothing."""
+    return bool(eqn.effects) and bool(jaxprs.true_effects(eqn))
 
 
 def _prune(
@@ -275,7 +280,7 @@ def _prune(
     kept: list[tuple[bool, Eqn]] = []
     for index, made in reversed(emitted):
         for eqn in reversed(made):
-            needed = eqn.effects or not read.isdisjoint(eqn.outvars)
+            needed = not read.isdisjoint(eqn.outvars) or _acts(eqn)
             if needed:
                 read.update([a for a in eqn.invars if type(a) is not literal])
             elif index in was_live:

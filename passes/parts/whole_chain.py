@@ -185,6 +185,3 @@ def _joined(cotangents: list[Any], axis: int | None) -> Any:
     for other in cotangents[1:]:
         total = total + other
     return total
-
-
-
