@@ -187,7 +187,7 @@ def _gather(eqn: Eqn, axis: int) -> Axes:
     along, tiled = int(eqn.params["all_gather_dimension"]), eqn.params["tiled"]
     if along == axis:
         raise Stop("collective-axis", f"an all_gather along axis {axis}: parts of every device's"
-                   " whole would lie between each other", "a collective along another axis")  # fmt: skip
+                   " whole would lie side by side", "a collective along another axis")  # fmt: skip
     return (axis if tiled or axis < along else axis - 1,)
 
 
@@ -195,7 +195,7 @@ def _scatter(eqn: Eqn, axis: int) -> Axes:
     along, tiled = int(eqn.params["scatter_dimension"]), eqn.params["tiled"]
     if tiled and along == axis:
         raise Stop("collective-axis", f"a psum_scatter along axis {axis}: a device would get one"
-                   " piece of the whole, not of each part", "a collective along another axis")  # fmt: skip
+                   " piece of the whole only", "a collective along another axis")  # fmt: skip
     return (axis if tiled or axis < along else axis + 1,)
 
 

@@ -161,7 +161,7 @@ class Scope:
         return Value(scope, atom)
 
     def step(self, var: Var) -> tuple[Scope, Atom] | None:
-        """One step of `resolve`: into the call that returns a value, or out to what it was given."""
+        """One step of `resolve`: into the call that returns a value, or out to what was given."""
         found = self._definitions.get(var)
         return self._inward(*found) if found else self._outward(var)
 

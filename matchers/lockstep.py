@@ -7,6 +7,7 @@ equation that works along the axis independently there is one for all parts toge
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -155,8 +156,8 @@ class _Matcher:
         if cut is not None:
             return cut
         if len(values) == 1 and first.primitive is not primitive("broadcast_in_dim_p"):
-            raise Stop("equal-operand", f"a {first.outvars[0].aval.str_short()} for all parts alike",
-                       "parts of a larger array, or a value that doesn't vary along the axis")  # fmt: skip
+            raise Stop("equal-operand", f"a {first.outvars[0].aval.str_short()} for all alike",
+                       "parts of a larger array, or a value equal along the axis")  # fmt: skip
         if first.primitive in _custom():
             return self._call(made, equations, axis)
         if first.primitive is primitive("optimization_barrier_p"):
@@ -359,8 +360,8 @@ def _describe(place: Place) -> str:
 
 def _cut(made: Any, axis: int, sizes: tuple[int, ...]) -> Cut | None:
     """The array that all parts are cut from, where they lie side by side along the axis."""
-    boxes = [_box(s, s.eqns[i], r) for s, i, r in made]
-    if None in boxes:
+    boxes = [b for s, i, r in made if (b := _box(s, s.eqns[i], r)) is not None]
+    if len(boxes) < len(made):
         return None
     (value, starts, limits), *others = boxes
     whole = value.atom.aval.shape
@@ -370,7 +371,7 @@ def _cut(made: Any, axis: int, sizes: tuple[int, ...]) -> Cut | None:
         if v != value:
             raise Stop("cut", f"part {i} cut from another array", "parts of one array")
     spans = [(b[1][axis], b[2][axis]) for b in boxes]
-    if any(a[1] != b[0] for a, b in zip(spans, spans[1:])):
+    if any(a[1] != b[0] for a, b in itertools.pairwise(spans)):
         raise Stop("cut", f"parts {spans} along axis {axis}",
                    "parts that each begin where the one before ends")  # fmt: skip
     rest = {(_without(b[1], axis), _without(b[2], axis)) for b in boxes}

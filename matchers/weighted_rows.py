@@ -211,14 +211,14 @@ def _dims(eqn: Eqn) -> str:
 def _by_rows(eqn: Eqn) -> bool:
     """Whether a product is of ``[batch…, rows…, m]`` with one matrix for each batch or group."""
     lhs, rhs = (a.aval for a in eqn.invars[:2])
-    left, right, left_batch, right_batch, ragged, group = _numbers(eqn)
+    left, _, left_batch, right_batch, ragged, group = _numbers(eqn)
     leading = tuple(range(len(left_batch)))
     if left != (lhs.ndim - 1,) or left_batch != leading or right_batch != leading:
         return False
     if eqn.primitive is primitive("ragged_dot_general_p"):
         plain = ragged == (0,) and group == (0,) and lhs.ndim == 2 and not leading
-        return plain and rhs.ndim == 3 and eqn.params["group_offset"] is None
-    return rhs.ndim == len(leading) + 2
+        return bool(plain and rhs.ndim == 3 and eqn.params["group_offset"] is None)
+    return bool(rhs.ndim == len(leading) + 2)
 
 
 def _is_input_gradient(found: Backward, product: Eqn, eqn: Eqn) -> bool:

@@ -11,7 +11,6 @@ import numpy as np
 from jax import lax
 
 from ...compat import jaxprs, tracing
-
 from ...matchers.along import on_whole
 from ...matchers.graph import Value
 from ...matchers.lockstep import Call, Cut, Input, Node, Shared, Step
