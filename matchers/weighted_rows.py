@@ -8,13 +8,14 @@ the products of each row of ``g`` with its row of ``y``; and, of ``d = w · g``,
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..compat import jaxprs
 from ..compat.jaxprs import Atom, Eqn, Var
 from ..compat.primitives import primitive
 from .graph import OUTPUT, Scope
+from .placed_rows import Placed, distinct, outer_behind, same_places, taken_behind
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class Backward:
     """``y``, from ``h`` and ``wo``."""
     weighted: Var
     """``d``."""
+    placed: Placed | None = None
+    """Where rows are taken to tokens' choices before they are weighted, how; ``g`` is then of the
+    tokens, and ``w`` ``[tokens…, choices]``."""
     input_gradient: int | None = None
     wo_gradients: tuple[int, ...] = ()
     differences: dict[str, Difference] = field(default_factory=dict)
@@ -62,6 +66,8 @@ def backwards(scope: Scope) -> dict[int, Backward]:
     if known is None:
         sums = (i for i in scope.live if scope.eqns[i].primitive is primitive("reduce_sum_p"))
         found = [f for i in sums if (f := _backward(scope, i)) is not None]
+        dots = [i for i in scope.live if scope.eqns[i].primitive in products()]
+        found += [f for i in dots if (f := _routed(scope, i)) is not None]
         known = scope.memo["weighted_rows"] = {f.members[0]: f for f in found}
     return known
 
@@ -84,6 +90,56 @@ def _backward(scope: Scope, index: int) -> Backward | None:
             if found is not None:
                 return found
     return None
+
+
+def _routed(scope: Scope, index: int) -> Backward | None:
+    """The backward around the product of weighted cotangents that came from tokens' choices."""
+    eqn = scope.eqns[index]
+    outer = outer_behind(scope, eqn.invars[0]) if _by_rows(eqn) else None
+    if outer is None or not jaxprs.is_var(outer.cotangents):
+        return None
+    for reader in scope.readers(outer.cotangents):
+        rows = None if reader == OUTPUT else _token_products(scope, reader, outer.cotangents)
+        taken = None if rows is None else taken_behind(scope, rows)
+        made = None if taken is None else _made(scope, taken.rows)
+        if taken is None or made is None or taken.placed.shape != outer.placed.shape:
+            continue
+        product = scope.eqns[made]
+        found = Backward(reader, outer.cotangents, outer.weights, made, eqn.invars[0])
+        if product.primitive is not eqn.primitive or not _is_input_gradient(found, product, eqn):
+            continue
+        found.placed = replace(taken.placed, scatter=outer.placed.scatter)
+        if not _by_rows(product):
+            continue
+        if taken.read is not None:
+            found.differences["read-elsewhere"] = Difference(
+                f"read by {taken.read}", "rows read for the weights' gradient alone"
+            )
+        if not same_places(scope, taken.placed, outer.placed) or not distinct(scope, taken.placed):
+            found.differences["places"] = Difference(
+                "choices that may share a row, or cotangents that go elsewhere",
+                "rows gathered by a permutation, cotangents scattered by the same",
+            )
+        for r in scope.readers(found.weighted):
+            _sort_in(scope, found, product, r)
+        return found
+    return None
+
+
+def _token_products(scope: Scope, index: int, g: Atom) -> Atom | None:
+    """``[tokens…, choices, d]``, whose products with each token's ``g`` an equation gives."""
+    eqn = scope.eqns[index]
+    if eqn.primitive is not primitive("dot_general_p"):
+        return None
+    (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    one, other = eqn.invars
+    if one is not g:
+        one, other, left, right = other, one, right, left
+    batch = tuple(range(g.aval.ndim - 1))
+    if one is not g or tuple(left_batch) != batch or tuple(right_batch) != batch:
+        return None
+    last = (tuple(left), tuple(right)) == ((len(batch),), (len(batch) + 1,))
+    return other if last and other.aval.ndim == len(batch) + 2 else None
 
 
 def _weighted(scope: Scope, g: Atom, times: int) -> list[tuple[Var, Atom, int]]:

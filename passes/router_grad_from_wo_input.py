@@ -33,6 +33,7 @@ from ..compat.primitives import primitive
 from ..matchers.graph import Scope
 from ..matchers.weighted_rows import Backward, backwards, products
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .parts.weighted_rows import Places, rowwise, scaled
 
 _REQUIREMENTS = {
     "saved": ("the rows were saved and are not computed again",
@@ -41,6 +42,9 @@ _REQUIREMENTS = {
                        "Nothing but the weights' gradient reads the rows."),
     "layout": ("the product isn't of rows with matrices",
                "The product is of rows with one matrix, or one for each group or batch."),
+    "places": ("the rows' places aren't known to be one for each choice",
+               "Rows taken to tokens' choices are gathered by a permutation, and their cotangents "
+               "scattered by the same."),
     "other-reader": ("the weighted cotangents have another reader",
                      "Nothing but the gradients of the product's operands reads the weighted "
                      "cotangents."),
@@ -76,19 +80,26 @@ def _replace(match: Match) -> Replacement:
     h: Atom = eqns[found.product].invars[0]
     others = {a: None for i in members[:] if i != found.weight_gradient for a in eqns[i].invars}
     given = [a for a in others if a is not found.weighted and a is not h]
-    narrow = found.weighted.aval.dtype
+    narrow, placed = found.weighted.aval.dtype, found.placed
+    places = Places(placed, found.weighted.aval.shape) if placed is not None else None
+    routes = () if places is None else places.operands
 
     def rewritten(g: Any, column: Any, h: Any, *rest: Any) -> Sequence[Any]:
+        route, rest = rest[: len(routes)], rest[len(routes) :]
         known = dict(zip(given, rest, strict=True))
+        g = lax.convert_element_type(g, narrow)
+        if places is not None:
+            g, column = places.there(g, column, route)
         column = column.reshape(*h.shape[:-1], 1)
-        known[found.weighted] = lax.convert_element_type(g, narrow)
+        known[found.weighted] = g
         inputs: Any = _product(eqns[found.input_gradient], known)  # type: ignore[index]
         known[eqns[found.product].invars[0]] = scaled(h, column, h.dtype)
         results = []
         for i in members:
             out = eqns[i].outvars[0].aval
             if i == found.weight_gradient:
-                results.append(rowwise(inputs, h, out.dtype))
+                rows = rowwise(inputs, h, out.dtype)
+                results.append(rows if places is None else places.back(rows, route))
             elif i == found.input_gradient:
                 results.append(scaled(inputs, column, out.dtype))
             else:
@@ -96,28 +107,12 @@ def _replace(match: Match) -> Replacement:
         return results
 
     outs = tuple(eqns[i].outvars[0] for i in members)
-    operands = (found.cotangents, found.column, h, *given)
+    operands = (found.cotangents, found.column, h, *routes, *given)
     return Replacement(operands, outs, rewritten, members, also=members[1:])
 
 
 def _product(eqn: Eqn, known: dict[Any, Any]) -> Any:
     return eqn.primitive.bind(*(known[a] for a in eqn.invars), **eqn.params)
-
-
-def scaled(rows: jax.Array, column: jax.Array, dtype: Any) -> jax.Array:
-    """``rows``, ``[…, m]``, times ``column``, ``[…, 1]``, rounded once."""
-    wide = _wide(rows.dtype)
-    return (rows.astype(wide) * column.astype(wide)).astype(dtype)
-
-
-def rowwise(a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
-    """The products of rows of ``a`` with those of ``b``, ``[…, m]`` both."""
-    wide = _wide(a.dtype)
-    return jnp.sum(a.astype(wide) * b.astype(wide), axis=-1).astype(dtype)
-
-
-def _wide(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _sizes(rows: int, groups: int) -> jax.Array:
