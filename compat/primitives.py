@@ -15,6 +15,7 @@ _PRIVATE = {
     "all_gather_invariant_p": "jax._src.lax.parallel",
     "approx_top_k_p": "jax._src.lax.ann",
     "call_hi_primitive_p": "jax._src.hijax",
+    "ragged_dot_general_p": "jax._src.lax.lax",
     "reduce_scatter_p": "jax._src.lax.parallel",
     "layout_constraint_p": "jax._src.pjit",
     "optimization_barrier_p": "jax._src.lax.lax",

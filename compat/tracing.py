@@ -316,6 +316,28 @@ def runs_elsewhere(eqn: Eqn) -> str | None:
     return None
 
 
+def run_equation(eqn: Eqn, slots: Sequence[int], operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation, derivative rules included, with some operands given.
+
+    Args:
+      eqn: any equation; its own operands are otherwise literals.
+      slots: the positions of the operands given.
+      operands: as many arrays, of the operands' types.
+    """
+    invars = [core.Var(eqn.invars[i].aval) for i in slots]
+    inside = list(eqn.invars)
+    for slot, var in zip(slots, invars, strict=True):
+        inside[slot] = var
+    made = eqn.replace(invars=inside)
+    debug = api_util.debug_info("relower equation", run_equation, (), {})._replace(
+        arg_names=None, result_paths=()
+    )
+    outvars = [core.Var(v.aval) if jaxprs.is_dropped(v) else v for v in eqn.outvars]
+    made = made.replace(outvars=outvars)
+    body = core.Jaxpr((), invars, outvars, [made], made.effects, debug_info=debug)
+    return list(core.jaxpr_as_fun(close(body, ()))(*operands))
+
+
 def _wide_types(site: Eqn) -> contextlib.AbstractContextManager[Any]:
     """64-bit types where the site has them, as within a local ``jax.enable_x64()``.
 

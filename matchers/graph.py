@@ -160,6 +160,11 @@ class Scope:
             scope, atom = step
         return Value(scope, atom)
 
+    def step(self, var: Var) -> tuple[Scope, Atom] | None:
+        """One step of `resolve`: into the call that returns a value, or out to what was given."""
+        found = self._definitions.get(var)
+        return self._inward(*found) if found else self._outward(var)
+
     def producer(self, atom: Atom) -> Producer | None:
         """The equation that computes an atom's value, seen through calls; None for an input."""
         value = self.resolve(atom)

@@ -16,13 +16,16 @@ def all_passes() -> tuple[Pass, ...]:
         affine_gather,
         argsort_packed_key,
         argsort_unique_pairs,
+        concat_cotangents,
         counting_scatter,
         frozen_gradient,
         inverse_permutation,
         nonnegative_index,
         packed_all_gather,
         permutation_scatter,
+        router_grad_from_wo_input,
         sorted_scatter,
+        split_fused_wi,
         top_k_by_argmax,
         top_k_scatter,
     )
@@ -40,6 +43,9 @@ def all_passes() -> tuple[Pass, ...]:
         top_k_by_argmax.PASS,
         packed_all_gather.PASS,
         frozen_gradient.PASS,
+        concat_cotangents.PASS,
+        split_fused_wi.PASS,
+        router_grad_from_wo_input.PASS,
     )
 
 

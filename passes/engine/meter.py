@@ -62,8 +62,11 @@ class Meter:
         self._cache = user_cache() if self.asked.cache else None
 
     def measuring(self, passes: Sequence[Pass]) -> tuple[Pass, ...]:
-        """The passes, each deciding by figures where it did by rule of thumb."""
-        return tuple(self._measuring(p, passes) for p in passes)
+        """The passes, each deciding by figures where it did by rule of thumb.
+
+        A pass that takes something out and puts nothing in its place has nothing to decide.
+        """
+        return tuple(p if p.program else self._measuring(p, passes) for p in passes)
 
     def _measuring(self, p: Pass, passes: Sequence[Pass]) -> Pass:
         def profitable(match: Match) -> Reason | None:
