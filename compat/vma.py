@@ -42,3 +42,12 @@ def differs_only_in_varying(a: Any, b: Any) -> bool:
 def pvary(x: Any, axes: frozenset[str]) -> Any:
     """``x`` as a value that may differ over ``axes`` too."""
     return jax.lax.pcast(x, tuple(sorted(axes)), to="varying") if axes else x
+
+
+def shape_struct(shape: tuple[int, ...], dtype: Any, axes: frozenset[str]) -> Any:
+    """A `jax.ShapeDtypeStruct` of a value that may differ over ``axes``, for a kernel's result."""
+    struct = jax.ShapeDtypeStruct(shape, dtype)
+    if not axes:
+        return struct
+    aval = with_varying(core.ShapedArray(shape, dtype), axes)
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=aval.manual_axis_type)

@@ -17,6 +17,7 @@ def all_passes() -> tuple[Pass, ...]:
         argsort_packed_key,
         argsort_unique_pairs,
         counting_scatter,
+        gmm_swiglu,
         inverse_permutation,
         nonnegative_index,
         packed_all_gather,
@@ -38,6 +39,7 @@ def all_passes() -> tuple[Pass, ...]:
         sorted_scatter.PASS,
         top_k_by_argmax.PASS,
         packed_all_gather.PASS,
+        gmm_swiglu.PASS,
     )
 
 
