@@ -22,6 +22,7 @@ def all_passes() -> tuple[Pass, ...]:
         nonnegative_index,
         packed_all_gather,
         permutation_scatter,
+        shared_lhs_dot,
         sorted_scatter,
         top_k_by_argmax,
         top_k_scatter,
@@ -39,6 +40,7 @@ def all_passes() -> tuple[Pass, ...]:
         sorted_scatter.PASS,
         top_k_by_argmax.PASS,
         packed_all_gather.PASS,
+        shared_lhs_dot.PASS,
         gmm_swiglu.PASS,
     )
 

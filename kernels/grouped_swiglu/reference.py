@@ -70,10 +70,10 @@ def boundaries(
     """
     ends = jnp.cumsum(group_sizes.astype(jnp.int32))
     starts = lax.concatenate([jnp.zeros_like(ends[:1]), ends], 0)
-    which = lax.iota(jnp.int32, groups + 1)
-    if group_offset is not None:
-        which = which + group_offset.astype(jnp.int32)
-    mine = jnp.minimum(jnp.take(starts, which, mode="clip"), m)
+    # Groups beyond the last are empty.
+    starts = lax.concatenate([starts, jnp.broadcast_to(ends[-1], (groups,))], 0)
+    at = 0 if group_offset is None else group_offset.astype(jnp.int32)
+    mine = jnp.minimum(lax.dynamic_slice_in_dim(starts, at, groups + 1), m)
     return lax.concatenate([jnp.zeros_like(mine[:1]), mine, jnp.full_like(mine[:1], m)], 0)
 
 
@@ -85,7 +85,15 @@ def grouped_swiglu(
     group_offset: jax.Array | None,
 ) -> tuple[jax.Array, ...]:
     """``(out,)``, or ``(out, gate, up)`` where asked for."""
-    outs = [gemm(problem, lhs, w, group_sizes, group_offset, jnp.float32) for w in weights]
+    bounds = boundaries(group_sizes, group_offset, weights[0].shape[0], lhs.shape[0])
+    row = lax.broadcasted_iota(jnp.int32, (lhs.shape[0], 1), 0)
+    mine = (row >= bounds[1]) & (row < bounds[-2])
+    # Said here and not left to the GEMM, which writes zeros to other rows only off TPU. It also
+    # keeps the pass that substitutes this function from finding its pattern in it again.
+    outs = [
+        jnp.where(mine, gemm(problem, lhs, w, group_sizes, group_offset, jnp.float32), 0)
+        for w in weights
+    ]
     gate, up = halves(problem, outs[0]) if problem.fused else outs
     out = activation(problem, gate, up)
     if not problem.with_gemm:

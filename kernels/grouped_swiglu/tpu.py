@@ -45,8 +45,10 @@ def visits(bounds: jax.Array, m: int, rows: int) -> tuple[jax.Array, jax.Array, 
     visit = lax.iota(jnp.int32, most)
     segment = jnp.sum(until[None, :] <= visit[:, None], axis=1, dtype=jnp.int32)
     segment = jnp.minimum(segment, segments - 1)
-    tile = jnp.take(first, segment) + visit - jnp.take(until - count, segment)
-    return segment, jnp.clip(tile, 0, pl.cdiv(m, rows) - 1), until[-1]
+    mine = segment[:, None] == lax.iota(jnp.int32, segments)
+    start = jnp.sum(jnp.where(mine, first - until + count, 0), axis=1)
+    # Of visits that don't take place, anything that is a tile.
+    return segment, jnp.clip(start + visit, 0, pl.cdiv(m, rows) - 1), until[-1]
 
 
 def grouped_swiglu(
