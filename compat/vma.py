@@ -44,10 +44,8 @@ def pvary(x: Any, axes: frozenset[str]) -> Any:
     return jax.lax.pcast(x, tuple(sorted(axes)), to="varying") if axes else x
 
 
-def shape_struct(shape: tuple[int, ...], dtype: Any, axes: frozenset[str]) -> Any:
-    """A `jax.ShapeDtypeStruct` of a value that may differ over ``axes``, for a kernel's result."""
-    struct = jax.ShapeDtypeStruct(shape, dtype)
-    if not axes:
-        return struct
-    aval = with_varying(core.ShapedArray(shape, dtype), axes)
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=aval.manual_axis_type)
+def shape_struct(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+    """The type of a kernel's result that varies over the axes that the type ``like`` varies over."""
+    if not varying(like):
+        return jax.ShapeDtypeStruct(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=like.manual_axis_type)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..compat.primitives import axes_not_manual, primitive
@@ -188,7 +189,7 @@ PASS = Pass(
             (
                 jax.ShapeDtypeStruct((32, 128), jnp.float32),
                 jax.ShapeDtypeStruct((4, 128, 256), jnp.float32),
-                jax.ShapeDtypeStruct((4,), jnp.int32),
+                np.array([5, 0, 20, 3], np.int32),
             ),
             "four groups",
         ),

@@ -60,7 +60,7 @@ def grouped_swiglu(
       ``(out,)`` or ``(out, gate, up)``, each ``[m, n]``.
 
     Raises:
-      ValueError: shapes that don't fit, or, lowered for TPU, tiles that the kernel can't work in.
+      ValueError: shapes that don't fit, or tiles that the kernel can't work in, on any platform.
     """
     fused = not isinstance(weights, tuple)
     parts = (weights,) if fused else weights

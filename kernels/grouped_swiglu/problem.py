@@ -12,7 +12,7 @@ LANES = 128
 """Elements of the minor dimension that a block must be a multiple of, or else hold all of."""
 VMEM_BUDGET = 26 << 20
 """Bytes of double-buffered blocks and accumulators that the heuristic fills at most."""
-VMEM_LIMIT = 34 << 20
+VMEM_LIMIT = 32 << 20
 """What the kernel's body is allowed. libtpu 0.0.52 adds the double-buffered blocks to that, and has
 63.94 MiB for both on a TensorCore of TPU7x."""
 

@@ -83,7 +83,7 @@ def grouped_swiglu(
     operands = tuple(vma.pvary(x, varying - vma.varying(jax.typeof(x))) for x in operands)
     call = pl.pallas_call(
         functools.partial(_kernel, problem, size, tiling),
-        out_shape=[vma.shape_struct((size.m, size.n), d, varying) for d in dtypes],
+        out_shape=[vma.shape_struct((size.m, size.n), d, jax.typeof(operands[0])) for d in dtypes],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(pl.cdiv(size.n, tiling.n), count, steps_k),
