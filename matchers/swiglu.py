@@ -182,21 +182,16 @@ def _silu(scope: Scope, atom: Atom) -> tuple[Value, Any] | None:
 
 def _traced(scope: Scope, atom: Atom) -> Traced | None:
     """The GEMM of this body that an atom is a part of."""
-    var, casts, names, path = _behind_casts(scope, atom)
-    cut = _cut(scope, var)
-    if cut is None:
-        part, half, whole_names = var, None, ()
-    else:
+    part, casts, names, _ = _behind_casts(scope, atom)
+    cut = _cut(scope, part)
+    var, half, path, whole_names = part, None, (), ()
+    if cut is not None:
         index, half, source = cut
-        part = var
         var, more, whole_names, before = _behind_casts(scope, source)
-        casts, path = casts + more, (*path, index, *before)
+        casts, path = casts + more, (index, *before)
     made = None if jaxprs.is_literal(var) else scope.definition(var)
     if made is None or grouped_gemm(scope.eqns[made[0]]) is None:
         return None
-    if half is None and path:
-        # Casts and names of a whole GEMM's result are of the part.
-        path = ()
     return Traced(made[0], half, part, None if cut is None else cut[0], casts, names,
                   whole_names, path)  # fmt: skip
 

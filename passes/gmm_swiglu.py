@@ -125,10 +125,11 @@ def _width(match: Match) -> Reason | None:
     site = _site(match)
     one = gemms(match.scope, site)[0]
     width = match.scope.eqns[site.product].outvars[0].aval.shape[-1]
-    if width % LANES == 0 and one.lhs.aval.shape[1] % LANES == 0:
+    contracted = one.lhs.aval.shape[-1]
+    if not one.plain or (width % LANES == 0 and contracted % LANES == 0):
         return None
-    return Reason("width", "tiles would not divide the columns", f"{one.lhs.aval.shape[1]} "
-                  f"contracted, {width} of each half", f"multiples of {LANES}")  # fmt: skip
+    return Reason("width", "tiles would not divide the matrices", f"{contracted} contracted, "
+                  f"{width} of each half", f"multiples of {LANES}")  # fmt: skip
 
 
 def _mesh(match: Match) -> Reason | None:
