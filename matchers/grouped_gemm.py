@@ -1,4 +1,7 @@
-"""Recognise a grouped GEMM: rows of consecutive groups, each times its group's matrix."""
+"""Recognise a grouped GEMM: rows of consecutive groups, each times its group's matrix.
+
+That is `lax.ragged_dot`, or a call of jax's own kernel, megablox' `gmm`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 from jax import lax
 
 from ..compat.jaxprs import Atom, Eqn
+from ..compat.megablox import megablox
 from ..compat.primitives import primitive
 
 _PARAMS = frozenset({
@@ -29,6 +33,10 @@ class GroupedGemm:
     dtype: Any
     """Of the result, rounded from a float32 accumulator."""
     precision: Any
+    group_offset: Atom | None = None
+    """Which group of all the first of ``rhs`` is for; None for the first."""
+    is_kernel: bool = False
+    """Whether it is a kernel with a derivative of its own."""
     plain: bool = True
     """Whether the dimensions are those above; nothing else is meant by the other fields if not."""
 
@@ -38,14 +46,27 @@ class GroupedGemm:
         return 1 if self.transpose_rhs else 2
 
 
+def grouped_gemms() -> frozenset[Any]:
+    """The primitives that may be one."""
+    names = ("ragged_dot_general_p", "jit_p", "custom_vjp_call_p")
+    return frozenset(primitive(n) for n in names)
+
+
 def unnamed_param(eqn: Eqn) -> str | None:
     """A param of a `lax.ragged_dot` that this file doesn't know."""
+    if eqn.primitive is not primitive("ragged_dot_general_p"):
+        return None
     return min(set(eqn.params) - _PARAMS, default=None)
 
 
 def grouped_gemm(eqn: Eqn) -> GroupedGemm | None:
     """The grouped GEMM that an equation is; None if it is something else."""
-    if eqn.primitive is not primitive("ragged_dot_general_p") or unnamed_param(eqn):
+    if eqn.primitive is not primitive("ragged_dot_general_p"):
+        call = megablox(eqn)
+        return None if call is None else GroupedGemm(
+            *eqn.invars[:3], call.transpose_rhs, call.dtype, None, *eqn.invars[3:], is_kernel=True
+        )  # fmt: skip
+    if unnamed_param(eqn):
         return None
     lhs, rhs, sizes = eqn.invars[:3]
     numbers = eqn.params["ragged_dot_dimension_numbers"]
@@ -63,7 +84,7 @@ def grouped_gemm(eqn: Eqn) -> GroupedGemm | None:
         and tuple(numbers.rhs_group_dimensions) == (0,)
     )
     return GroupedGemm(lhs, rhs, sizes, contracted == ((1,), (2,)), eqn.outvars[0].aval.dtype,
-                       eqn.params["precision"], plain)  # fmt: skip
+                       eqn.params["precision"], plain=plain)  # fmt: skip
 
 
 def default_or_highest(precision: Any) -> bool:

@@ -10,9 +10,10 @@ import numpy as np
 from jax import dtypes
 
 from ..compat import jaxprs
+from ..compat.bodies import Flow
 from ..compat.jaxprs import Atom, Eqn, Var
 from ..compat.primitives import primitive
-from .graph import OUTPUT, Scope, Value
+from .graph import OUTPUT, Scope
 from .grouped_gemm import GroupedGemm, grouped_gemm
 
 _FAR = 24
@@ -65,6 +66,8 @@ class SwiGlu:
 
 def find_swiglu(scope: Scope, index: int) -> SwiGlu | None:
     """The activation over the grouped GEMM at ``index``, the first of those it is made of."""
+    if grouped_gemm(scope.eqns[index]) is None:
+        return None
     near: SwiGlu | None = None
     for product in _products_after(scope, index):
         eqn = scope.eqns[product]
@@ -86,10 +89,13 @@ def alike(scope: Scope, gate: Traced, up: Traced) -> bool:
     a, b = (_gemm_at(scope, t.gemm) for t in (gate, up))
     if gate.half is not None or up.half is not None or a is None or b is None:
         return False
-    same = all(scope.resolve(x) == scope.resolve(y)
-               for x, y in ((a.lhs, b.lhs), (a.group_sizes, b.group_sizes)))  # fmt: skip
-    rest = [(g.transpose_rhs, g.dtype, g.precision, g.plain, g.rhs.aval.shape, g.rhs.aval.dtype)
-            for g in (a, b)]  # fmt: skip
+    shared = [[g.lhs, g.group_sizes, *([] if g.group_offset is None else [g.group_offset])]
+              for g in (a, b)]  # fmt: skip
+    same = len(shared[0]) == len(shared[1]) and all(
+        scope.resolve(x) == scope.resolve(y) for x, y in zip(*shared)
+    )
+    rest = [(g.transpose_rhs, g.dtype, g.precision, g.plain, g.is_kernel, g.rhs.aval.shape,
+             g.rhs.aval.dtype) for g in (a, b)]  # fmt: skip
     return same and rest[0] == rest[1]
 
 
@@ -142,13 +148,11 @@ def _is_passed(eqn: Eqn) -> bool:
 def _activation(scope: Scope, product: int, gate: Atom, up: Atom) -> SwiGlu | None:
     activated, casts, names, _ = _behind_casts(scope, gate)
     found = None if names else _silu(scope, activated)
-    if found is None:
-        return None
     # From here on in the body of the product: what another body makes has no equation here.
-    value, dtype = found
-    traced = _traced(scope, value.atom) if value.scope is scope else None
-    if traced is None:
+    traced = None if found is None else _traced(scope, found)
+    if found is None or traced is None:
         return None
+    dtype = found.aval.dtype
     other = _traced(scope, up)
     result, out = product, scope.eqns[product].outvars[0]
     readers = scope.readers(out)
@@ -164,8 +168,8 @@ def _is_narrowing(eqn: Eqn) -> bool:
     return (source, target) == (np.dtype("float32"), dtypes.bfloat16)
 
 
-def _silu(scope: Scope, atom: Atom) -> tuple[Value, Any] | None:
-    """What ``x * logistic(x)`` is of, and in which type."""
+def _silu(scope: Scope, atom: Atom) -> Atom | None:
+    """What ``x * logistic(x)`` is of, as an atom of ``scope``."""
     product = scope.producer(atom)
     if product is None or product.eqn.primitive is not primitive("mul_p"):
         return None
@@ -174,10 +178,22 @@ def _silu(scope: Scope, atom: Atom) -> tuple[Value, Any] | None:
         made = inner.producer(sigmoid)
         if made is None or made.eqn.primitive is not primitive("logistic_p"):
             continue
-        value = inner.resolve(x)
-        if made.scope.resolve(made.eqn.invars[0]) == value and jaxprs.is_var(value.atom):
-            return value, x.aval.dtype
+        if made.scope.resolve(made.eqn.invars[0]) == inner.resolve(x):
+            return _handed_in(scope, inner, x)
     return None
+
+
+def _handed_in(scope: Scope, inner: Scope, atom: Atom) -> Atom | None:
+    """The atom of ``scope`` that enters a call there as an atom of ``inner``."""
+    while inner is not scope:
+        if jaxprs.is_literal(atom) or inner.definition(atom) is not None:
+            return None
+        caller, position = inner.caller, inner.position(atom)
+        port = None if caller is None or position is None else caller.entered.inputs[position]
+        if caller is None or port is None or port.flow is not Flow.SAME or port.outer is None:
+            return None
+        inner, atom = caller.scope, caller.scope.eqns[caller.index].invars[port.outer]
+    return atom
 
 
 def _traced(scope: Scope, atom: Atom) -> Traced | None:

@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..compat.primitives import axes_not_manual, primitive
+from ..compat.primitives import axes_not_manual
 from ..compat.source import source_line
 from ..kernels.grouped_swiglu.api import grouped_swiglu
 from ..kernels.grouped_swiglu.problem import LANES
 from ..matchers.graph import OUTPUT, Scope
-from ..matchers.grouped_gemm import default_or_highest, unnamed_param
+from ..matchers.grouped_gemm import default_or_highest, grouped_gemms, unnamed_param
 from ..matchers.pattern import Mismatch
 from ..matchers.swiglu import SwiGlu, alike, find_swiglu, narrower
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
@@ -67,7 +67,7 @@ def _part(half: int | None) -> str:
 def _dimensions(match: Match) -> Reason | None:
     if all(g.plain for g in gemms(match.scope, _site(match))):
         return None
-    found = match.eqn.params["ragged_dot_dimension_numbers"]
+    found = match.eqn.params.get("ragged_dot_dimension_numbers")
     return Reason("dimensions", "the GEMM is of another layout", str(found),
                   "[m, k] · [groups, k, n], or [groups, n, k]")  # fmt: skip
 
@@ -166,7 +166,7 @@ PASS = Pass(
     contract=Contract.ROUNDING,
     summary="silu(gate) * up of a grouped GEMM's halves → one kernel",
     measure="products of an activated gate with what the same rows' GEMM made",
-    roots=lambda: frozenset({primitive("ragged_dot_general_p")}),
+    roots=grouped_gemms,
     find=_find,
     requirements=(
         Requirement("not-halves", "Gate and up are the two halves of one GEMM, or two GEMMs of the "

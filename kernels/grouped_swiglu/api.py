@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from . import reference, tpu
 from .problem import Problem, Tiling
 
 Activation = Callable[[jax.Array, jax.Array], jax.Array]
+Gemm = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
 
 def grouped_swiglu(
@@ -32,6 +34,7 @@ def grouped_swiglu(
     precision: Any = None,
     tiling: Tiling | None = None,
     activation: Activation | None = None,
+    gemm: Gemm | None = None,
 ) -> tuple[jax.Array, ...]:
     """``silu(x · w_gate) * (x · w_up)`` by groups of rows, activated on the float32 accumulators.
 
@@ -55,6 +58,8 @@ def grouped_swiglu(
       tiling: of the TPU kernel, default `problem.choose_tiling`'s.
       activation: of gate and up in ``gemm_dtype``, whose derivative is taken; default
         ``silu(gate) * up`` in that type.
+      gemm: the plain GEMM, of ``lhs``, one of ``weights``, ``group_sizes`` and ``group_offset``,
+        whose transpose is taken; default `lax.ragged_dot`'s. Given one, only reverse mode is known.
 
     Returns:
       ``(out,)`` or ``(out, gate, up)``, each ``[m, n]``.
@@ -75,7 +80,10 @@ def grouped_swiglu(
         precision=precision,
     )
     _check(problem, lhs, parts, group_sizes)
-    function = differentiable(problem, tiling, activation)
+    if gemm is not None:
+        function = with_transpose_of(gemm, problem, tiling, activation)
+    else:
+        function = differentiable(problem, tiling, activation)
     return tuple(function(lhs, parts, group_sizes, group_offset))
 
 
@@ -135,8 +143,6 @@ def differentiable(
     problem: Problem, tiling: Tiling | None, activation: Activation | None
 ) -> Callable[..., Any]:
     """``function(lhs, weights, group_sizes, group_offset)`` with the plain program's derivative."""
-    from dataclasses import replace
-
     call = either(problem, tiling)
     with_gemm = either(replace(problem, with_gemm=True), tiling)
     activate = activation or functools.partial(_activation, problem)
@@ -160,6 +166,39 @@ def differentiable(
 
     differentiated = jax.custom_jvp(function)
     differentiated.defjvp(tangents_of, symbolic_zeros=True)
+    return differentiated
+
+
+def with_transpose_of(
+    gemm: Gemm, problem: Problem, tiling: Tiling | None, activation: Activation | None
+) -> Callable[..., Any]:
+    """As `differentiable`, backwards only, by the derivative that ``gemm`` has itself."""
+    call = either(problem, tiling)
+    with_gemm = either(replace(problem, with_gemm=True), tiling)
+    activate = activation or functools.partial(_activation, problem)
+
+    def function(lhs: Any, weights: Any, group_sizes: Any, offset: Any) -> Any:
+        return call(lhs, *weights, group_sizes, offset)
+
+    def forward(lhs: Any, weights: Any, group_sizes: Any, offset: Any) -> Any:
+        out, gate, up = with_gemm(lhs, *weights, group_sizes, offset)
+        return (out, gate, up)[: 3 if problem.with_gemm else 1], (
+            lhs, weights, group_sizes, offset, gate, up
+        )  # fmt: skip
+
+    def backward(kept: Any, cotangents: Any) -> Any:
+        lhs, weights, group_sizes, offset, gate, up = kept
+        parts = jax.vjp(activate, gate, up)[1](cotangents[0])
+        parts = [p + c for p, c in zip(parts, cotangents[1:])] or parts
+
+        def plain(lhs: Any, weights: Any) -> Any:
+            found = [gemm(lhs, w, group_sizes, offset) for w in weights]
+            return reference.halves(problem, found[0]) if problem.fused else tuple(found)
+
+        return *jax.vjp(plain, lhs, weights)[1](tuple(parts)), None, None
+
+    differentiated = jax.custom_vjp(function)
+    differentiated.defvjp(forward, backward)
     return differentiated
 
 

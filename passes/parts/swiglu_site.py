@@ -10,6 +10,7 @@ import jax
 from jax import lax
 
 from ...compat.jaxprs import Var
+from ...compat.tracing import call_again
 from ...kernels.grouped_swiglu.api import grouped_swiglu
 from ...matchers.graph import OUTPUT, Scope
 from ...matchers.grouped_gemm import GroupedGemm, grouped_gemm
@@ -75,19 +76,32 @@ def replacement_of(scope: Scope, site: SwiGlu) -> Replacement:
     product = scope.eqns[site.product].outvars[0].aval.dtype
     kinds = [(v is out, parts.get(v), v.aval.shape, v.aval.dtype) for v in results]
     activation = activation_of(site, product, out.aval.dtype)
+    root = scope.eqns[site.first]
 
-    def run(lhs: Any, *rest: Any) -> Sequence[Any]:
-        *given, sizes = rest
+    def gemm(*operands: Any) -> Any:
+        (found,) = call_again(root, [o for o in operands if o is not None])
+        return found
+
+    def run(lhs: Any, sizes: Any, *rest: Any) -> Sequence[Any]:
+        given, offset = rest[: len(weights)], [*rest[len(weights) :]]
         done = grouped_swiglu(
             lhs, given[0] if fused else (given[0], given[1]), sizes,
+            group_offset=offset[0] if offset else None,
             gate_first=site.gate.half != 1, transpose_rhs=first.transpose_rhs,
-            gemm_dtype=first.dtype, out_dtype=out.aval.dtype, with_gemm=wanted,
-            precision=first.precision, activation=activation,
+            gemm=gemm if first.is_kernel else None, gemm_dtype=first.dtype, out_dtype=out.aval.dtype, with_gemm=wanted,
+            precision=_one(first.precision), activation=activation,
         )  # fmt: skip
         return [_value(done, *kind) for kind in kinds]
 
-    key = (fused, wanted, site, first.transpose_rhs, first.dtype, first.precision, tuple(kinds))
-    return Replacement((first.lhs, *weights, first.group_sizes), results, run, key, also=also)
+    offset = () if first.group_offset is None else (first.group_offset,)
+    operands = (first.lhs, first.group_sizes, *weights, *offset)
+    key = (fused, wanted, site, id(root), tuple(kinds))
+    return Replacement(operands, results, run, key, also=also)
+
+
+def _one(precision: Any) -> Any:
+    """The precision of both operands, where a pair states one for each."""
+    return precision[0] if isinstance(precision, tuple) else precision
 
 
 def _parts(scope: Scope, site: SwiGlu) -> dict[Var, int]:

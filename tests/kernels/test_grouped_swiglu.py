@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import relower
 from relower.kernels.grouped_swiglu import problem as problem_module
 from relower.kernels.grouped_swiglu import reference, tpu
 from relower.kernels.grouped_swiglu.api import grouped_swiglu
@@ -336,8 +337,6 @@ S = jax.ShapeDtypeStruct
 @pytest.mark.parametrize("name", ["bfloat16", "float32", "apart", "differentiated"])
 def test_mosaic_compiles_it_for_tpu7x(name):
     """Not only lowered: libtpu makes machine code of the kernel, and has room for its blocks."""
-    from relower.lowering.cost import cost
-
     bf16 = jnp.bfloat16
     x, w, sizes = S((1000, 512), bf16), S((8, 512, 768), bf16), S((16,), jnp.int32)
     t = S((8, 768, 512), jnp.float32)
@@ -352,5 +351,5 @@ def test_mosaic_compiles_it_for_tpu7x(name):
                   (S((100, 300), bf16), S((8, 300, 300), bf16), S((8, 300, 300), bf16), sizes)),
         "differentiated": (jax.grad(loss, (0, 1)), (x, w, S((8,), jnp.int32))),
     }[name]  # fmt: skip
-    found = cost(fn, *args)
-    assert [k.name for k in found.kernels] == ["grouped_swiglu"]
+    found = relower.cost(fn, *args)
+    assert [k.name.partition(".")[0] for k in found.kernels] == ["grouped_swiglu"]
