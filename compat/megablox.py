@@ -73,7 +73,9 @@ def _recognised(eqn: Eqn) -> Megablox | None:
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     for transposed in (False, True):
 
-        def again(lhs: Any, rhs: Any, sizes: Any, *offset: Any, transposed: bool = transposed) -> Any:
+        def again(
+            lhs: Any, rhs: Any, sizes: Any, *offset: Any, transposed: bool = transposed
+        ) -> Any:
             return library.gmm(
                 lhs, rhs, sizes, dtype, (m, k, n), *offset,
                 transpose_rhs=transposed, interpret=call.params["interpret"],

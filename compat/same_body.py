@@ -28,9 +28,7 @@ def same_body(a: Any, b: Any) -> bool:
     left, right = jaxprs.opened(a), jaxprs.opened(b)
     renamed: dict[Var, Var] = {}
     return (
-        _bound(
-            (*left.constvars, *left.invars), (*right.constvars, *right.invars), renamed
-        )
+        _bound((*left.constvars, *left.invars), (*right.constvars, *right.invars), renamed)
         and _same_values(jaxprs.consts(a), jaxprs.consts(b))
         and len(left.eqns) == len(right.eqns)
         and all(_same_equation(x, y, renamed) for x, y in zip(left.eqns, right.eqns))

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..compat import jaxprs
-from ..compat.jaxprs import Eqn, Var
+from ..compat.jaxprs import Eqn
 from ..compat.primitives import primitive
-from .graph import Scope
+from .graph import Scope, Value
 from .grouped_gemm import grouped_gemm
 
 
@@ -21,8 +21,8 @@ class Part:
 
     index: int
     """The GEMM's equation."""
-    whole: Var
-    """The array that the part is cut from, in the same body."""
+    whole: Value
+    """The array that the part is cut from, wherever it is made."""
     axis: int
     """The axis along which it is cut."""
     start: int
@@ -72,17 +72,20 @@ def _groups(scope: Scope) -> Iterator[Group]:
 
 
 def _part(scope: Scope, index: int) -> Part | None:
-    atom, casts = scope.eqns[index].invars[1], []
-    while not jaxprs.is_literal(atom) and (made := scope.definition(atom)) is not None:
-        eqn = scope.eqns[made[0]]
+    where, atom, casts = scope, scope.eqns[index].invars[1], []
+    # A name is not passed by: a remat policy may save what it names.
+    passed = {primitive("pvary_p"), primitive("convert_element_type_p")}
+    while (made := where.producer(atom)) is not None:
+        where, eqn = made.scope, made.eqn
         if eqn.primitive is primitive("convert_element_type_p"):
             casts.append(eqn.outvars[0].aval.dtype)
+        if eqn.primitive in passed:
             atom = eqn.invars[0]
             continue
-        cut = _cut(eqn, made[1])
+        cut = _cut(eqn, made.result)
         if cut is None or not jaxprs.is_var(eqn.invars[0]):
             return None
-        return Part(index, eqn.invars[0], *cut, tuple(reversed(casts)))
+        return Part(index, where.resolve(eqn.invars[0]), *cut, tuple(reversed(casts)))
     return None
 
 
@@ -122,5 +125,3 @@ def differing_params(eqn: Eqn, other: Eqn) -> Mapping[str, tuple[Any, Any]]:
     names = sorted({*eqn.params, *other.params})
     pairs = {n: (eqn.params.get(n), other.params.get(n)) for n in names}
     return {n: pair for n, pair in pairs.items() if pair[0] != pair[1]}
-
-

@@ -22,10 +22,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..compat import vma
 from ..compat.jaxprs import Eqn
 from ..compat.primitives import primitive
 from ..matchers.graph import Scope
 from ..matchers.grouped_gemm import unnamed_param
+from ..matchers.origin import reach
 from ..matchers.pattern import Mismatch
 from ..matchers.shared_lhs import Group, differing_params, find_shared_lhs, gemms, result_axis
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
@@ -89,7 +91,7 @@ def _axis(match: Match) -> Reason | None:
 
 def _whole(match: Match) -> Reason | None:
     parts = _group(match).by_place
-    size = parts[0].whole.aval.shape[parts[0].axis]
+    size = parts[0].whole.atom.aval.shape[parts[0].axis]
     ends = [0, *(p.stop for p in parts)]
     if [p.start for p in parts] == ends[:-1] and ends[-1] == size:
         return None
@@ -116,18 +118,24 @@ def _replace(match: Match) -> Replacement:
     sizes = [p.stop - p.start for p in places]
     order = [places.index(p) for p in parts]
     casts, params = parts[0].casts, dict(eqn.params)
+    varying = vma.varying(eqn.invars[1].aval)
 
     def one(lhs: Any, whole: Any, *rest: Any) -> Sequence[Any]:
         for dtype in casts:
             whole = lax.convert_element_type(whole, dtype)
+        whole = vma.pvary(whole, varying - vma.varying(jax.typeof(whole)))
         # split, and not slices: its transpose joins, those of slices add zeros to every part.
         found = lax.split(eqn.primitive.bind(lhs, whole, *rest, **params), sizes, axis)
         return [found[i] for i in order]
 
-    operands = (eqn.invars[0], parts[0].whole, *eqn.invars[2:])
+    # Of weights that a loop doesn't change, jax cuts the parts before the loop.
+    whole = reach(match.scope, parts[0].whole)
+    operands = (eqn.invars[0], eqn.invars[1] if whole is None else whole, *eqn.invars[2:])
     results = tuple(e.outvars[0] for e in _eqns(match))
     key = (tuple((p.start, p.stop) for p in parts), casts, eqn.primitive, str(params))
-    return Replacement(operands, results, one, key, also=tuple(p.index for p in parts[1:]))
+    wants = parts[0].whole if whole is None else None
+    also = tuple(p.index for p in parts[1:])
+    return Replacement(operands, results, one, key, wants=wants, also=also)
 
 
 def before(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -122,7 +122,11 @@ def check(config, run=None, seed=0, names=None):
 def test_against_the_reference(name):
     config = CONFIGS[name]
     if config.tiling is not None:
-        tiles = (config.m, config.tiling.m), (config.k, config.tiling.k), (config.n, config.tiling.n)
+        tiles = (
+            (config.m, config.tiling.m),
+            (config.k, config.tiling.k),
+            (config.n, config.tiling.n),
+        )
         assert all(-(-whole // tile) >= 3 for whole, tile in tiles)
     check(config)
 
