@@ -19,7 +19,7 @@ from .jaxprs import Body, Eqn
 from .primitives import primitive
 from .same_body import same_body
 
-_known: dict[int, tuple[Body, "Megablox | None"]] = {}
+_known: dict[int, tuple[Body, Megablox | None]] = {}
 """What the bodies looked at so far are, by identity; they are kept so that no other has it."""
 
 

@@ -80,7 +80,7 @@ def _same(name: str, a: Any, b: Any) -> bool:
     if jaxprs.is_body(a):
         return same_body(a, b)
     if isinstance(a, np.ndarray | np.generic):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
     if isinstance(a, tuple | list):
         return _same_values(a, b)
     if isinstance(a, Mapping):

@@ -45,7 +45,7 @@ def pvary(x: Any, axes: frozenset[str]) -> Any:
 
 
 def shape_struct(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
-    """The type of a kernel's result that varies over the axes that the type ``like`` varies over."""
+    """The type of a kernel's result that varies over the axes that ``like`` varies over."""
     if not varying(like):
         return jax.ShapeDtypeStruct(shape, dtype)
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=like.manual_axis_type)

@@ -63,9 +63,11 @@ def grouped_gemm(eqn: Eqn) -> GroupedGemm | None:
     """The grouped GEMM that an equation is; None if it is something else."""
     if eqn.primitive is not primitive("ragged_dot_general_p"):
         call = megablox(eqn)
-        return None if call is None else GroupedGemm(
-            *eqn.invars[:3], call.transpose_rhs, call.dtype, None, *eqn.invars[3:], is_kernel=True
-        )  # fmt: skip
+        if call is None:
+            return None
+        offset = eqn.invars[3] if len(eqn.invars) > 3 else None
+        lhs, rhs, sizes = eqn.invars[:3]
+        return GroupedGemm(lhs, rhs, sizes, call.transpose_rhs, call.dtype, None, offset, True)
     if unnamed_param(eqn):
         return None
     lhs, rhs, sizes = eqn.invars[:3]

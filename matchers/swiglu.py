@@ -200,7 +200,9 @@ def _traced(scope: Scope, atom: Atom) -> Traced | None:
     """The GEMM of this body that an atom is a part of."""
     part, casts, names, _ = _behind_casts(scope, atom)
     cut = _cut(scope, part)
-    var, half, path, whole_names = part, None, (), ()
+    var, half = part, None
+    path: tuple[int, ...] = ()
+    whole_names: tuple[int, ...] = ()
     if cut is not None:
         index, half, source = cut
         var, more, whole_names, before = _behind_casts(scope, source)

@@ -57,7 +57,8 @@ def _halves(match: Match) -> Reason | None:
     said = [f"{_part(t.half)} of the GEMM at {source_line(match.scope.eqns[t.gemm])}"
             for t in (site.gate, site.up)]  # fmt: skip
     return Reason("not-halves", "gate and up are not made of the same rows in the same way",
-                  ", ".join(said), "the halves of one GEMM, or two GEMMs of the same rows")  # fmt: skip
+                  ", ".join(said),
+                  "the halves of one GEMM, or two GEMMs of the same rows")  # fmt: skip
 
 
 def _part(half: int | None) -> str:
@@ -118,7 +119,8 @@ def _names(match: Match) -> Reason | None:
         return None
     found = [repr(match.scope.eqns[i].params["name"]) for i in gone]
     return Reason("named", "a remat policy may save a value that would no longer exist",
-                  f"the name {', '.join(found)}", "no name, or one that something reads")  # fmt: skip
+                  f"the name {', '.join(found)}",
+                  "no name, or one that something reads")  # fmt: skip
 
 
 def _width(match: Match) -> Reason | None:

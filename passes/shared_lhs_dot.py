@@ -107,7 +107,7 @@ def _sharding(match: Match) -> Reason | None:
     if not any(f is not None for f in found) and not split:
         return None
     return Reason("sharding", "a part of the result would be another device's",
-                  str(split or found), "an axis that isn't split, and no stated sharding")  # fmt: skip
+                  str(split or found), "an axis that isn't split, none stated")  # fmt: skip
 
 
 def _replace(match: Match) -> Replacement:

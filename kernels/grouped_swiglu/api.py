@@ -105,17 +105,17 @@ def either(problem: Problem, tiling: Tiling | None) -> Callable[..., tuple[jax.A
 
     def one(*operands: Any) -> tuple[jax.Array, ...]:
         *rest, offset = operands
-        return lax.platform_dependent(
+        outs: tuple[jax.Array, ...] = lax.platform_dependent(
             *rest,
             *(() if offset is None else (offset,)),
             tpu=_from_flat(functools.partial(tpu.grouped_swiglu, problem, tiling=tiling), offset),
             default=_from_flat(functools.partial(reference.grouped_swiglu, problem), offset),
         )
+        return outs
 
-    call = custom_vmap(one)
+    call: Any = custom_vmap(one)
 
-    @call.def_vmap
-    def _(axis_size: int, batched: Any, *operands: Any) -> Any:
+    def one_by_one(axis_size: int, batched: Any, *operands: Any) -> Any:
         mapped = [o for o, b in zip(operands, batched) if o is not None and b]
 
         def step(slices: Any) -> Any:
@@ -126,7 +126,9 @@ def either(problem: Problem, tiling: Tiling | None) -> Callable[..., tuple[jax.A
         outs = lax.map(step, mapped)
         return outs, tuple(True for _ in outs)
 
-    return call
+    call.def_vmap(one_by_one)
+    found: Callable[..., tuple[jax.Array, ...]] = call
+    return found
 
 
 def _from_flat(fn: Callable[..., Any], offset: Any) -> Callable[..., Any]:
@@ -164,9 +166,10 @@ def differentiable(
             return (out,), (dout,)
         return (out, gate, up), (dout, *filled)
 
-    differentiated = jax.custom_jvp(function)
+    differentiated: Any = jax.custom_jvp(function)
     differentiated.defjvp(tangents_of, symbolic_zeros=True)
-    return differentiated
+    found: Callable[..., Any] = differentiated
+    return found
 
 
 def with_transpose_of(
@@ -197,9 +200,10 @@ def with_transpose_of(
 
         return *jax.vjp(plain, lhs, weights)[1](tuple(parts)), None, None
 
-    differentiated = jax.custom_vjp(function)
+    differentiated: Any = jax.custom_vjp(function)
     differentiated.defvjp(forward, backward)
-    return differentiated
+    found: Callable[..., Any] = differentiated
+    return found
 
 
 def _activation(problem: Problem, gate: jax.Array, up: jax.Array) -> jax.Array:

@@ -120,9 +120,9 @@ def check_tiling(problem: Problem, size: Extents, tiling: Tiling, itemsize: int)
 def vmem_bytes(problem: Problem, tiling: Tiling, itemsize: int, whole_k: bool) -> int:
     """What double-buffered blocks and the accumulators take."""
     area = tiling.m * tiling.n
-    outs = np.dtype(problem.out_dtype).itemsize
+    outs = int(np.dtype(problem.out_dtype).itemsize)
     if problem.with_gemm:
-        outs += 2 * np.dtype(problem.gemm_dtype).itemsize
+        outs += 2 * int(np.dtype(problem.gemm_dtype).itemsize)
     blocks = (tiling.m * tiling.k + 2 * tiling.k * tiling.n) * itemsize + area * outs
     return 2 * blocks + area * 4 * (2 if whole_k else 4)
 

@@ -10,6 +10,7 @@ grid is dynamic.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,7 +35,7 @@ def visits(bounds: jax.Array, m: int, rows: int) -> tuple[jax.Array, jax.Array, 
       rows: of a tile.
 
     Returns:
-      The segment and the tile of each visit, int32 ``[most]``, and how many there are, int32 ``[]``.
+      The segment and the tile of each visit, int32 ``[most]``, and their number, int32 ``[]``.
     """
     starts, ends = bounds[:-1], bounds[1:]
     first = starts // rows
@@ -108,6 +109,15 @@ def grouped_swiglu(
     return tuple(call(*operands))
 
 
+def _when(condition: Any) -> Callable[[Callable[[], None]], None]:
+    """`pl.when` with a type."""
+
+    def run(body: Callable[[], None]) -> None:
+        pl.when(condition)(body)
+
+    return run
+
+
 def _weights_spec(problem: Problem, size: Extents, tiling: Tiling, start: int) -> pl.BlockSpec:
     """The blocks of one half's weights; ``start`` is the half's first block."""
 
@@ -136,28 +146,28 @@ def _kernel(problem: Problem, size: Extents, tiling: Tiling, *refs: Any) -> None
             values += [gate.astype(problem.gemm_dtype), up.astype(problem.gemm_dtype)]
         _store(values, outs, start, end)
 
-    @pl.when(is_group)
+    @_when(is_group)
     def _() -> None:
         gate, up = _products(problem, size, tiling, step, lhs, gate_rhs, up_rhs)
         if not accumulators:
             store(gate, up)
             return
 
-        @pl.when(step == 0)
+        @_when(step == 0)
         def _() -> None:
             for accumulator, value in zip(accumulators, (gate, up)):
                 accumulator[...] = value
 
-        @pl.when(step > 0)
+        @_when(step > 0)
         def _() -> None:
             for accumulator, value in zip(accumulators, (gate, up)):
                 accumulator[...] += value
 
-        @pl.when(step == last)
+        @_when(step == last)
         def _() -> None:
             store(accumulators[0][...], accumulators[1][...])
 
-    @pl.when(jnp.logical_not(is_group) & (step == last))
+    @_when(jnp.logical_not(is_group) & (step == last))
     def _() -> None:
         _store([jnp.zeros(o.shape, o.dtype) for o in outs], outs, start, end)
 
@@ -193,12 +203,12 @@ def _store(values: list[jax.Array], outs: Any, start: Any, end: Any) -> None:
     rows = outs[0].shape[0]
     whole = (start <= 0) & (end >= rows)
 
-    @pl.when(whole)
+    @_when(whole)
     def _() -> None:
         for out, value in zip(outs, values):
             out[...] = value
 
-    @pl.when(jnp.logical_not(whole))
+    @_when(jnp.logical_not(whole))
     def _() -> None:
         row = lax.broadcasted_iota(jnp.int32, outs[0].shape, 0)
         mine = (row >= start) & (row < end)

@@ -88,7 +88,8 @@ def replacement_of(scope: Scope, site: SwiGlu) -> Replacement:
             lhs, given[0] if fused else (given[0], given[1]), sizes,
             group_offset=offset[0] if offset else None,
             gate_first=site.gate.half != 1, transpose_rhs=first.transpose_rhs,
-            gemm=gemm if first.is_kernel else None, gemm_dtype=first.dtype, out_dtype=out.aval.dtype, with_gemm=wanted,
+            gemm=gemm if first.is_kernel else None, gemm_dtype=first.dtype,
+            out_dtype=out.aval.dtype, with_gemm=wanted,
             precision=_one(first.precision), activation=activation,
         )  # fmt: skip
         return [_value(done, *kind) for kind in kinds]

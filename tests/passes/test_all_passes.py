@@ -41,7 +41,7 @@ WHERE = pathlib.Path(__file__).name
 
 
 def values(example, seed=0):
-    """Arrays of an example's types, with many ties and exact sums; those that it gives, as given."""
+    """Arrays of an example's types, with many ties and exact sums; or what it gives."""
     r = np.random.RandomState(seed)
     return tuple(a if isinstance(a, np.ndarray) else r.randint(-8, 9, a.shape).astype(a.dtype)
                  for a in example.args)  # fmt: skip
