@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from relower import PassNotApplicable, explain, optimize
+from relower import PassNotApplicable, explain, lower, optimize
 from relower.passes.parts import swiglu_site
 
 NAME = "gmm_swiglu"
@@ -263,6 +263,18 @@ def test_the_backward_is_that_of_the_plain_program(eqns_of):
     assert len(dots(gradients(apart))) - len(dots(ours(gradients(apart)))) == 2
 
 
+def test_lowered_for_a_tpu_the_kernel_is_taken():
+    args = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*data()[:2], FULL))
+    program = lower(ours(split), *args)
+    assert [k.label for k in program.kernels.values()] == ["grouped_swiglu"]
+    plain = lower(split, *args)
+    held = [{name for name in ("ragged_dot", "stablehlo.dot_general", "tpu_custom_call")
+             if any(name in s.text for s in p.forms["inlined"].sections)}
+            for p in (plain, program)]  # fmt: skip
+    assert held[0] == {"ragged_dot"}
+    assert held[1] == {"tpu_custom_call"}  # of the reference nothing is left
+
+
 @pytest.mark.parametrize("order", ["optimize(grad)", "grad(optimize)"])
 @pytest.mark.parametrize("wrap", ["jit", "scan", "remat", "scan of remat", "custom_vjp", "vmap"])
 def test_under_transforms(wrap, order):
@@ -369,12 +381,13 @@ def case(code):
         "other-reader": (read_as_a_whole, x, w),
         "named": (named, x, w),
         "width": (lambda x, w: swiglu(dot(x, w)), x, w[..., :192]),
+        "no-rows": (lambda x, w: swiglu(dot(x, w)), x[:0], w),
     }[code]  # fmt: skip
 
 
 @pytest.mark.parametrize("code", ["not-halves", "dimensions", "dtype", "precision",
                                   "narrowing-cast", "narrowing-cast ", "other-reader", "named",
-                                  "width"])  # fmt: skip
+                                  "width", "no-rows"])  # fmt: skip
 def test_declined_for(code):
     fn, *args = case(code)
     assert set(declined(fn, *args)) == {code.strip()}
