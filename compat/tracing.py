@@ -338,6 +338,20 @@ def run_equation(eqn: Eqn, slots: Sequence[int], operands: Sequence[Any]) -> lis
     return list(core.jaxpr_as_fun(close(body, ()))(*operands))
 
 
+def call_again(eqn: Eqn, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation on other operands; with its own derivative, where it has one."""
+    fresh = [jaxprs.new_var(a.aval) for a in eqn.invars]
+    results = [jaxprs.new_var(v.aval) for v in eqn.outvars]
+    debug = api_util.debug_info("relower", call_again, (), {})._replace(
+        arg_names=None, result_paths=()
+    )
+    alone = core.Jaxpr(
+        (), fresh, results, [eqn.replace(invars=fresh, outvars=results)], eqn.effects,
+        debug_info=debug,
+    )  # fmt: skip
+    return evaluate(close(alone, ()), *operands)
+
+
 def _wide_types(site: Eqn) -> contextlib.AbstractContextManager[Any]:
     """64-bit types where the site has them, as within a local ``jax.enable_x64()``.
 

@@ -19,11 +19,13 @@ def all_passes() -> tuple[Pass, ...]:
         concat_cotangents,
         counting_scatter,
         frozen_gradient,
+        gmm_swiglu,
         inverse_permutation,
         nonnegative_index,
         packed_all_gather,
         permutation_scatter,
         router_grad_from_wo_input,
+        shared_lhs_dot,
         sorted_scatter,
         split_fused_wi,
         top_k_by_argmax,
@@ -46,6 +48,8 @@ def all_passes() -> tuple[Pass, ...]:
         concat_cotangents.PASS,
         split_fused_wi.PASS,
         router_grad_from_wo_input.PASS,
+        shared_lhs_dot.PASS,
+        gmm_swiglu.PASS,
     )
 
 

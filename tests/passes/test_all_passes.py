@@ -43,9 +43,10 @@ OTHER_ZEROS = {"router_grad_from_wo_input"}
 
 
 def values(example, seed=0):
-    """Arrays of an example's types, with many ties and exact sums."""
+    """Arrays of an example's types, with many ties and exact sums; or what it gives."""
     r = np.random.RandomState(seed)
-    return tuple(r.randint(-8, 9, a.shape).astype(a.dtype) for a in example.args)
+    return tuple(a if isinstance(a, np.ndarray) else r.randint(-8, 9, a.shape).astype(a.dtype)
+                 for a in example.args)  # fmt: skip
 
 
 # --- the pair of functions that documents a pass ---------------------------------------------
@@ -141,6 +142,11 @@ MEASURES = {
     "counting_scatter": lambda eqns: len(eqns("scatter-add")),
     "top_k_scatter": lambda eqns: len(eqns("scatter-add")),
     "frozen_gradient": lambda eqns: len(eqns("dot_general")),
+    "shared_lhs_dot": lambda eqns: len(eqns("dot_general")),
+    # Those of the kernel's reference state the type they add up in.
+    "gmm_swiglu": lambda eqns: sum(
+        1 for e in eqns("ragged_dot_general") if e.params["preferred_element_type"] is None
+    ),
 }
 
 
