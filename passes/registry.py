@@ -18,6 +18,7 @@ def all_passes() -> tuple[Pass, ...]:
         argsort_unique_pairs,
         counting_scatter,
         inverse_permutation,
+        late_cast,
         nonnegative_index,
         packed_all_gather,
         permutation_scatter,
@@ -38,6 +39,7 @@ def all_passes() -> tuple[Pass, ...]:
         sorted_scatter.PASS,
         top_k_by_argmax.PASS,
         packed_all_gather.PASS,
+        late_cast.PASS,
     )
 
 
