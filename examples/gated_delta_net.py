@@ -197,9 +197,7 @@ def conv_kernel_call(
 @jax.custom_vjp
 def causal_conv(qkv: jax.Array, state: jax.Array, taps: jax.Array) -> jax.Array:
     """`conv_reference`; on a TPU by the kernel, whose gradient is that of the reference."""
-    return lax.platform_dependent(
-        qkv, state, taps, tpu=conv_kernel_call, default=conv_reference
-    )
+    return lax.platform_dependent(qkv, state, taps, tpu=conv_kernel_call, default=conv_reference)
 
 
 def _conv_forward(*args: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
@@ -314,9 +312,7 @@ def unit(x: jax.Array) -> jax.Array:
     return x * lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
 
 
-def split_heads(
-    qkv: jax.Array, config: Config
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def split_heads(qkv: jax.Array, config: Config) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries, keys and values of each value head: float32[batch, heads, tokens, head_dim]."""
     c = config
     q, k, v = jnp.split(qkv, (c.key_width, 2 * c.key_width), axis=-1)

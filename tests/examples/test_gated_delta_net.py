@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import gated_delta_net as gdn
+from relower import optimize
+from relower.compat import bodies, jaxprs
 from relower.lowering import lower
 
 
@@ -120,3 +122,36 @@ def test_the_real_size_lowers_for_the_tpu_with_its_kernel(name):
     ((digest, calls),) = program.kernel_calls.items()
     assert calls == 2
     assert "causal_conv" in program.kernels[digest].names
+
+
+# --- what the passes do to it -------------------------------------------------------------------
+
+
+def equations(body):
+    """Every equation of a jaxpr and of the bodies that relower enters."""
+    for eqn in jaxprs.opened(body).eqns:
+        yield eqn
+        for entered in bodies.carried(eqn).entered:
+            yield from equations(entered.body)
+
+
+def traced(case, passes):
+    fn = optimize(case.fn, passes=passes) if passes else case.fn
+    return list(equations(jax.make_jaxpr(fn)(*case.args)))
+
+
+@pytest.mark.parametrize(("name", "before"), [("conv", 1), ("real_grad", 3)])
+def test_no_wide_copy_of_the_convolution_s_input_is_left(name, before):
+    """Forward and recomputed off a TPU, and in the backward pass."""
+
+    def copies(passes):
+        return [
+            e
+            for e in traced(getattr(gdn, name)(), passes)
+            if e.primitive.name == "convert_element_type"
+            and e.outvars[0].aval.dtype == np.float32
+            and e.outvars[0].aval.shape[1:2] == (gdn.REAL.sequence + gdn.TAPS - 1,)
+        ]
+
+    assert len(copies(None)) == before
+    assert not copies(["late_cast"])

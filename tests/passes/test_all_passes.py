@@ -128,6 +128,9 @@ MEASURES = {
     "sorted_scatter": lambda eqns: len(eqns("scatter-add")),
     "counting_scatter": lambda eqns: len(eqns("scatter-add")),
     "top_k_scatter": lambda eqns: len(eqns("scatter-add")),
+    "late_cast": lambda eqns: sum(
+        e.outvars[0].aval.size for e in eqns("slice") if e.outvars[0].aval.dtype == np.float32
+    ),
 }
 
 
