@@ -163,9 +163,7 @@ class _Search:
         for atom in eqn.invars:
             number = None if jaxprs.is_literal(atom) else numbers.get(atom)
             operands.append(self._constant(scope, eqn, atom) if number is None else number)
-        cuts = eqn.primitive in _parts() or all(
-            self.cut[n] for n in operands if isinstance(n, int)
-        )
+        cuts = eqn.primitive in _parts() or all(self.cut[n] for n in operands if isinstance(n, int))
         results = tuple(self._number(v, cuts, numbers) for v in eqn.outvars)
         self.found.steps.append(Step(eqn, tuple(operands), results))
 
