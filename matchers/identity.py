@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 from ..compat import jaxprs
-from ..compat.jaxprs import Atom
+from ..compat.jaxprs import Atom, Eqn
 from ..compat.primitives import primitive
 from .fact import Affine
-from .graph import Scope
+from .graph import Scope, Value
+from .wrapped_index import same_value
+
+
+def bare(scope: Scope, atom: Atom) -> Value:
+    """An array of matrices before dimensions in front of them were taken away or added."""
+    value = scope.resolve(atom)
+    while not jaxprs.is_literal(value.atom):
+        producer = value.scope.producer(value.atom)
+        if producer is None or not keeps_matrices(producer.eqn):
+            break
+        value = producer.scope.resolve(producer.eqn.invars[0])
+    return value
+
+
+def keeps_matrices(eqn: Eqn) -> bool:
+    """Whether an equation only adds or drops dimensions of size one in front of matrices."""
+    if eqn.primitive in same_value():
+        return True
+    names = ("squeeze_p", "reshape_p", "broadcast_in_dim_p")
+    if eqn.primitive not in [primitive(n) for n in names] or len(eqn.invars) != 1:
+        return False
+    shapes = [getattr(a.aval, "shape", ()) for a in (eqn.invars[0], eqn.outvars[0])]
+    if any(len(s) < 2 for s in shapes) or eqn.params.get("dimensions") and (
+        eqn.primitive is primitive("reshape_p")
+    ):
+        return False
+    before, after = ([n for n in s[:-2] if n != 1] for s in shapes)
+    return before == after and shapes[0][-2:] == shapes[1][-2:] and shapes[0][-1] > 1
 
 
 def is_identity(scope: Scope, atom: Atom) -> bool:
@@ -30,6 +58,8 @@ def _agrees(scope: Scope, atom: Atom, mask: bool) -> bool:
         kept = rank >= 2 and dims[-2:] == (len(shape) - 2, len(shape) - 1)
         # The rows and columns of one element would be repeated.
         return kept and inner.aval.shape[-2:] == shape[-2:] and _agrees(scope, inner, mask)
+    if keeps_matrices(eqn):
+        return _agrees(scope, eqn.invars[0], mask)
     if eqn.primitive is primitive("convert_element_type_p"):
         inner = eqn.invars[0]
         from_mask = not mask and inner.aval.dtype == bool

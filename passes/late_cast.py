@@ -23,11 +23,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..compat.bodies import Role
 from ..compat.primitives import primitive
 from ..compat.tracing import rebind
 from ..matchers.fact import Constant
 from ..matchers.graph import Scope
+from ..matchers.in_kernel import in_kernel
 from ..matchers.widened import Step, Widened, conversion, find_widened, widens
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 
@@ -57,7 +57,7 @@ def _find(scope: Scope, index: int) -> Match | None:
     dtypes = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
     if not all(jnp.issubdtype(d, jnp.floating) for d in dtypes) or not eqn.invars[0].aval.shape:
         return None
-    if any(caller.entered.role is Role.KERNEL for caller in scope.path()):
+    if in_kernel(scope) is not False:
         return None  # what a kernel reads from its Refs is in registers
     found = find_widened(scope, index)
     return None if found is None else Match(scope, index, {"widened": found})

@@ -23,8 +23,10 @@ def all_passes() -> tuple[Pass, ...]:
         packed_all_gather,
         permutation_scatter,
         sorted_scatter,
+        stable_stack,
         top_k_by_argmax,
         top_k_scatter,
+        triangular_inverse,
     )
 
     return (
@@ -40,6 +42,8 @@ def all_passes() -> tuple[Pass, ...]:
         top_k_by_argmax.PASS,
         packed_all_gather.PASS,
         late_cast.PASS,
+        triangular_inverse.PASS,
+        stable_stack.PASS,
     )
 
 
@@ -65,6 +69,8 @@ def select(
 ) -> tuple[Pass, ...]:
     """The passes to run: those named, or all that the contract admits, without those disabled.
 
+    Some run only if they are named: today's compiler does as well without them.
+
     Args:
       passes: names, or None.
       contract: the loosest that is admitted, where ``passes`` is None.
@@ -77,7 +83,7 @@ def select(
     off = {by_name(n).name for n in disable}
     ways = _ways(choose)
     if passes is None:
-        named = {p.name for p in all_passes() if contract.admits(p.contract)}
+        named = {p.name for p in all_passes() if contract.admits(p.contract) and not p.by_name}
     elif isinstance(passes, str):
         raise TypeError(f"passes is the string {passes!r}; wanted a sequence, as in [{passes!r}]")
     else:
