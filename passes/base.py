@@ -111,6 +111,8 @@ class Example:
     label: str = ""
     mesh: Mapping[str, int] | None = None
     """Extent by axis name of the mesh that ``before`` and ``after`` are traced under, all Auto."""
+    most: int = 8
+    """Of integers up to this size, positive and negative, both compute the same bits."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,8 @@ class Pass:
     not asked. None where it has nothing to say."""
     ways: tuple[str, ...] = ()
     """Every name that ``alternatives`` may give at some site."""
+    by_name: bool = False
+    """Runs only where it is asked for by name: today's compiler does as well without it."""
 
     def choosing(self, name: str) -> Pass:
         """This pass with one of its alternatives everywhere; where that isn't open, it declines.

@@ -21,6 +21,7 @@ def all_passes() -> tuple[Pass, ...]:
         frozen_gradient,
         gmm_swiglu,
         inverse_permutation,
+        late_cast,
         nonnegative_index,
         packed_all_gather,
         permutation_scatter,
@@ -28,8 +29,10 @@ def all_passes() -> tuple[Pass, ...]:
         shared_lhs_dot,
         sorted_scatter,
         split_fused_wi,
+        stable_stack,
         top_k_by_argmax,
         top_k_scatter,
+        triangular_inverse,
     )
 
     return (
@@ -50,6 +53,9 @@ def all_passes() -> tuple[Pass, ...]:
         router_grad_from_wo_input.PASS,
         shared_lhs_dot.PASS,
         gmm_swiglu.PASS,
+        late_cast.PASS,
+        triangular_inverse.PASS,
+        stable_stack.PASS,
     )
 
 
@@ -75,6 +81,8 @@ def select(
 ) -> tuple[Pass, ...]:
     """The passes to run: those named, or all that the contract admits, without those disabled.
 
+    Some run only if they are named: today's compiler does as well without them.
+
     Args:
       passes: names, or None.
       contract: the loosest that is admitted, where ``passes`` is None.
@@ -87,7 +95,7 @@ def select(
     off = {by_name(n).name for n in disable}
     ways = _ways(choose)
     if passes is None:
-        named = {p.name for p in all_passes() if contract.admits(p.contract)}
+        named = {p.name for p in all_passes() if contract.admits(p.contract) and not p.by_name}
     elif isinstance(passes, str):
         raise TypeError(f"passes is the string {passes!r}; wanted a sequence, as in [{passes!r}]")
     else:

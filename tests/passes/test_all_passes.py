@@ -33,9 +33,13 @@ from relower.passes.base import Contract
 
 PASSES = registry.all_passes()
 # Those that run unasked.
-DEFAULT = [p for p in PASSES if p.contract is Contract.BITWISE]
+DEFAULT = [p for p in PASSES if p.contract is Contract.BITWISE and not p.by_name]
+# Those that find nothing in the routed layer below: it has no 16-bit floats.
+ELSEWHERE = {"late_cast"}
 # Those that find something in a layer on one device, all of whose gradients are used.
-ALONE = {p.name for p in DEFAULT if not p.program and not any(e.mesh for e in p.examples())}
+ALONE = {
+    p.name for p in DEFAULT if not p.program and not any(e.mesh for e in p.examples())
+} - ELSEWHERE
 EXAMPLES = [pytest.param(p, e, id=f"{p.name}-{e.label}") for p in PASSES for e in p.examples()]
 WHERE = pathlib.Path(__file__).name
 # Those of which a zero may have another sign: a weight of zero multiplies a sum, not its terms.
@@ -44,9 +48,11 @@ OTHER_ZEROS = {"router_grad_from_wo_input"}
 
 def values(example, seed=0):
     """Arrays of an example's types, with many ties and exact sums; or what it gives."""
-    r = np.random.RandomState(seed)
-    return tuple(a if isinstance(a, np.ndarray) else r.randint(-8, 9, a.shape).astype(a.dtype)
-                 for a in example.args)  # fmt: skip
+    r, most = np.random.RandomState(seed), example.most
+    return tuple(
+        a if isinstance(a, np.ndarray) else r.randint(-most, most + 1, a.shape).astype(a.dtype)
+        for a in example.args
+    )
 
 
 # --- the pair of functions that documents a pass ---------------------------------------------
@@ -146,6 +152,13 @@ MEASURES = {
     # Those of the kernel's reference state the type they add up in.
     "gmm_swiglu": lambda eqns: sum(
         1 for e in eqns("ragged_dot_general") if e.params["preferred_element_type"] is None
+    ),
+    "stable_stack": lambda eqns: sum(
+        e.outvars[0].aval.shape[-2:-1] == (1,) for n in ("stack", "concatenate") for e in eqns(n)
+    ),
+    "triangular_inverse": lambda eqns: len(eqns("triangular_solve")),
+    "late_cast": lambda eqns: sum(
+        e.outvars[0].aval.size for e in eqns("slice") if e.outvars[0].aval.dtype == np.float32
     ),
 }
 
