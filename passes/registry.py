@@ -20,6 +20,7 @@ def all_passes() -> tuple[Pass, ...]:
         inverse_permutation,
         nonnegative_index,
         packed_all_gather,
+        packed_psum_scatter,
         permutation_scatter,
         sorted_scatter,
         top_k_by_argmax,
@@ -38,6 +39,7 @@ def all_passes() -> tuple[Pass, ...]:
         sorted_scatter.PASS,
         top_k_by_argmax.PASS,
         packed_all_gather.PASS,
+        packed_psum_scatter.PASS,
     )
 
 
