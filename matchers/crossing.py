@@ -164,9 +164,8 @@ class Crossing:
                 if subject is None or other.outer is None or _way(other) != _way(port):
                     continue
                 names.setdefault(subject, (eqn.outvars[other.outer], ()))
+            names.update((inner, outer) for outer, inner in self._operands(eqn, entered, port))
             whole = port.flow is Flow.SAME
-            if whole:
-                names.update((inner, outer) for outer, inner in self._operands(eqn, entered, port))
             return translated(child.guards.of(var), names, whole=whole) or TELLS_NOTHING
         return TELLS_NOTHING
 

@@ -18,12 +18,13 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from relower.compat import jaxprs
-from relower.matchers import transfer, transfer_numeric
+from relower.matchers import crossing, transfer, transfer_numeric
 from relower.matchers.assume_range import assume_range
 from relower.matchers.fact import Affine, Constant, Fact, integer
 from relower.matchers.facts import Analysis
 
 SHAPE = (3, 4)
+DEVICES = 3
 DTYPES = ("int8", "uint8", "int16", "int32", "uint32", "bool")
 
 
@@ -184,6 +185,8 @@ STEPS = {
     "checkpoint": run_call,
     "remat2": run_call,
     "custom_jvp_call": run_call,
+    "custom_vjp_call": run_call,
+    "custom_vjp_call_jaxpr": run_call,
     "cond": run_cond,
     "while": run_while,
     "scan": run_scan,
@@ -490,7 +493,7 @@ def program(steps):
         values = list(values)
         for name, i, j, k in steps:
             x, y = values[-1 - i % len(values)], values[-1 - j % len(values)]
-            values.append({**OPERATIONS, **PLACES, **RISING}[name](x, y, k))
+            values.append({**OPERATIONS, **PLACES, **RISING, **CROSSING}[name](x, y, k))
         return tuple(values)
 
     return fn
@@ -546,7 +549,6 @@ def test_each_operation_on_each_type(name):
 
 # On devices: each has its rows and knows its place.
 
-DEVICES = 3
 PLACES = {
     "place_minus_first": no_bool(lambda x, y, k: x - literal(x, 4) * place(x)),
     "place_place": lambda x, y, k: jnp.broadcast_to(place(x), SHAPE),
@@ -715,6 +717,193 @@ def test_a_wrong_claim_of_order_is_found(monkeypatch):
     monkeypatch.setitem(transfer.rules(), lax.cumsum_p, (rule, True))
     with pytest.raises(Broken, match="cumsum"):
         check([("rising_running_sum", 0, 0, 0)], ("int8", "int8"))
+
+
+# Across the boundaries of bodies: order, masks and what they tell of a value's window.
+
+
+def between(x, k):
+    return (x >= literal(x, 0)) & (x < literal(x, abs(k)))
+
+
+def own(x, m, k):
+    """What a mask selects; nothing else of it is known inside the body that it came to."""
+    return jnp.where(m, x, literal(x, 0))
+
+
+def rows_of(x):
+    return lax.cummax(x, 1)
+
+
+def in_scan(x, y, k):
+    m, up = between(x, k), rows_of(x)
+    step = lambda c, row: (c, (own(x, m, k) + like(row, x) * literal(x, 0), up))
+    (found, kept) = lax.scan(step, 0, like(y, x))[1]
+    return found[0], kept[1]
+
+
+def in_scan_slices(x, y, k):
+    step = lambda c, xs: (c, (own(xs[0], xs[1], k), xs[2]))
+    return lax.scan(step, 0, (x, between(x, k), rows_of(x)))[1]
+
+
+def in_scan_backwards(x, y, k):
+    """Sorted all the way: a carried value joins with what the body makes of it."""
+    step = lambda c, row: (jnp.minimum(c, rows_of(row[None])), between(row, k))
+    carried, masks = lax.scan(step, rows_of(x[:1]), x, reverse=True)
+    return own(x, masks, k), jnp.broadcast_to(carried, SHAPE)
+
+
+def out_of_scan(x, y, k):
+    def step(c, row):
+        more = row + literal(x, 1)
+        return c, (more, between(more, k), row)
+
+    rows, masks, same = lax.scan(step, 0, x)[1]
+    return own(rows, masks, k), rows_of(same)
+
+
+def in_while(x, y, k):
+    m, up = between(x, k), rows_of(x)
+    step = lambda s: (s[0] + 1, own(x, m, k), jnp.maximum(s[2], up))
+    return lax.while_loop(lambda s: s[0] < 2, step, (0, x * literal(x, 0), up))[1:]
+
+
+def in_cond(x, y, k):
+    m, up = between(x, k), rows_of(x)
+    yes = lambda x, m, up: (own(x, m, k), up)
+    no = lambda x, m, up: (own(x, m, 2 * k), up + literal(up, 0))
+    return lax.cond(index_of(y)[0, 0] > 0, yes, no, x, m, up)
+
+
+def out_of_cond(x, y, k):
+    yes = lambda x: (between(x, k), rows_of(x))
+    no = lambda x: (between(x, k // 2), lax.sort(x, 1))
+    m, up = lax.cond(index_of(y)[0, 0] > 0, yes, no, x)
+    return own(x, m, k), up
+
+
+def in_remat(x, y, k):
+    inner = jax.checkpoint(lambda x, m, up: (own(x, m, k), up))
+    return inner(x, between(x, k), rows_of(x))
+
+
+def out_of_call(x, y, k):
+    """The value is made where the mask is."""
+    less = lambda x, up: (x, between(x, k), up)
+    less, m, up = jax.jit(lambda x: less(x - literal(x, 1), rows_of(x)))(x)
+    return own(less, m, k), up
+
+
+def custom(kind):
+    def step(x, y, k):
+        def inner(x, m, up):
+            return own(x, m, k), up
+
+        fn = kind(inner)
+        if kind is jax.custom_jvp:
+            fn.defjvp(lambda primals, tangents: (fn(*primals), fn(*primals)))
+        else:
+            fn.defvjp(lambda *args: (inner(*args), None), lambda res, ct: (ct[0], None, ct[1]))
+        return fn(x, between(x, k), rows_of(x))
+
+    return step
+
+
+def in_shard_map(x, y, k):
+    mesh = jax.sharding.AbstractMesh((DEVICES,), ("e",), axis_types=(AxisType.Auto,))
+    inner = lambda x, m, up: (own(x, m, k), up)
+    fn = jax.shard_map(inner, mesh=mesh, in_specs=P("e"), out_specs=P("e"), check_vma=False)
+    return fn(x, between(x, k), rows_of(x))
+
+
+def out_of_shard_map(x, y, k):
+    mesh = jax.sharding.AbstractMesh((DEVICES,), ("e",), axis_types=(AxisType.Auto,))
+    inner = lambda x: (x, between(x, k), lax.sort(x, 1))
+    fn = jax.shard_map(inner, mesh=mesh, in_specs=P("e"), out_specs=P("e"), check_vma=False)
+    x, m, up = fn(x)
+    return own(x, m, k), up
+
+
+CROSSED = {
+    "in_scan": in_scan,
+    "in_scan_slices": in_scan_slices,
+    "in_scan_backwards": in_scan_backwards,
+    "out_of_scan": out_of_scan,
+    "in_while": in_while,
+    "in_cond": in_cond,
+    "out_of_cond": out_of_cond,
+    "in_remat": in_remat,
+    "out_of_call": out_of_call,
+    "in_custom_jvp": custom(jax.custom_jvp),
+    "in_custom_vjp": custom(jax.custom_vjp),
+    "in_shard_map": in_shard_map,
+    "out_of_shard_map": out_of_shard_map,
+    "assumed": lambda x, y, k: (
+        (lambda x: own(x, between(x, k), k))(assume_range(x % literal(x, 126), 0, 127)),
+        assume_range(rows_of(x & literal(x, 7)), 0, 7)),
+}  # fmt: skip
+CROSSING = {
+    **{f"{n}_window": no_bool(lambda x, y, k, f=f: f(x, y, k)[0]) for n, f in CROSSED.items()},
+    **{f"{n}_order": no_bool(lambda x, y, k, f=f: f(x, y, k)[1]) for n, f in CROSSED.items()},
+}
+
+
+@pytest.mark.parametrize("name", sorted(CROSSING))
+def test_order_and_windows_cross(name):
+    """What is known on one side is known on the other, and it holds there."""
+    for dtype in ("int8", "int32"):
+        facts = check([(name, 0, 1, 100)], (dtype, "int8"))
+        found = facts.outputs[-1]
+        if name.endswith("window"):
+            wide = 199 if name.startswith("in_cond") and dtype == "int32" else 99
+            assert found.within(0, wide if dtype == "int32" else 127), found
+            assert found.hi in (99, 127, 199)
+        else:
+            assert found.rises(1, SHAPE[1])
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+@given(
+    steps=st.lists(
+        st.one_of(
+            RISE,
+            STEP,
+            st.tuples(st.sampled_from(sorted(CROSSING)), st.integers(0, 2), st.integers(0, 2),
+                      LITERALS),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    dtypes=st.tuples(st.sampled_from(DTYPES), st.sampled_from(DTYPES)),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_what_crosses_a_boundary_holds_there(steps, dtypes, seed):
+    check(steps, dtypes, seed)
+
+
+def test_a_mask_of_other_places_is_found(monkeypatch):
+    """Masks taken to tell of whichever array came along are caught."""
+    names = crossing.Crossing._operands
+    turned = lambda self, eqn, entered, like: [
+        (outer, inner) for (outer, _), (_, inner) in
+        zip(names(self, eqn, entered, like), names(self, eqn, entered, like)[::-1])
+    ]  # fmt: skip
+    monkeypatch.setitem(
+        CROSSING, "in_remat_window",
+        no_bool(lambda x, y, k: jax.checkpoint(lambda x, m, z: own(z, m, k))(
+            x, between(x, k), jnp.flip(x, 0))),
+    )  # fmt: skip
+    steps = [("in_remat_window", 0, 0, 9)]
+    check(steps, ("int8", "int8"))
+    monkeypatch.setattr(crossing.Crossing, "_operands", turned)
+    with pytest.raises(Broken):
+        check(steps, ("int8", "int8"))
 
 
 def test_a_wrong_rule_is_found(monkeypatch):
