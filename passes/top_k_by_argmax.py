@@ -129,11 +129,11 @@ def after(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
         return lax.select(first, one, other), lax.select(first, here, there)
 
     best, first = lax.reduce((key, place), (least, none), greater, (1,))
-    best, first = best[:, None], first[:, None]
+    best, first = (lax.expand_dims(x, [1]) for x in (best, first))
     left = (key < best) | ((key == best) & (place > first))
     rest = jnp.where(left, key, least), jnp.where(left, place, none)
     second, other = lax.reduce(rest, (least, none), greater, (1,))
-    second, other = second[:, None], other[:, None]
+    second, other = (lax.expand_dims(x, [1]) for x in (second, other))
     keys, ids = lax.concatenate([best, second], 1), lax.concatenate([first, other], 1)
     return lax.bitcast_convert_type(keys ^ ((keys >> 31) & 0x7FFFFFFF), jnp.float32), ids
 

@@ -86,13 +86,11 @@ def choose(key: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     keys, places = [best], [found]
     for _ in range(k - 1):
         left = (key < best) | ((key == best) & (place > found))
-        best, found = _first(
-            jnp.where(left, key, least), jnp.where(left, place, none), least, none
-        )
+        best, found = _first(jnp.where(left, key, least), jnp.where(left, place, none), least, none)
         keys.append(best)
         places.append(found)
-    every = lax.concatenate(places, key.ndim - 1)
-    return lax.concatenate(keys, key.ndim - 1), assume_range(every, 0, size - 1)
+    every = lax.concatenate(keys, key.ndim - 1), lax.concatenate(places, key.ndim - 1)
+    return every[0], assume_range(every[1], 0, size - 1)
 
 
 def _first(key: jax.Array, place: jax.Array, least: Any, none: Any) -> tuple[jax.Array, jax.Array]:

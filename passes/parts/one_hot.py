@@ -98,7 +98,8 @@ def _chosen(ids: Any, values: Any, places: int) -> Any:
     across = tuple(range(1, len(shape)))
     spread = lambda x: lax.broadcast_in_dim(x, shape, across)
     place = lax.broadcasted_iota(ids.dtype, shape, 0)
-    found = lax.full_like(spread(values[0]), 0)
-    for one, value in zip(ids, values, strict=True):
-        found = lax.select(spread(one) == place, spread(value), found)
+    row = lambda x, i: spread(lax.index_in_dim(x, i, 0, keepdims=False))
+    found = lax.full_like(row(values, 0), 0)
+    for i in range(ids.shape[0]):
+        found = lax.select(row(ids, i) == place, row(values, i), found)
     return found
