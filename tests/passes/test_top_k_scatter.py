@@ -390,7 +390,7 @@ def test_any_choice(drawn):
     assert_numbers(optimize(fn, contract="value")(scores, ct), fn(scores, ct))
 
 
-# --- rows named by an index ------------------------------------------------------------------------
+# --- rows named by an index -----------------------------------------------------------------------
 
 ROWS = np.arange(T)[:, None]
 
