@@ -24,6 +24,7 @@ def all_passes() -> tuple[Pass, ...]:
         late_cast,
         nonnegative_index,
         packed_all_gather,
+        packed_psum_scatter,
         permutation_scatter,
         router_grad_from_wo_input,
         shared_lhs_dot,
@@ -56,6 +57,7 @@ def all_passes() -> tuple[Pass, ...]:
         late_cast.PASS,
         triangular_inverse.PASS,
         stable_stack.PASS,
+        packed_psum_scatter.PASS,
     )
 
 

@@ -121,14 +121,19 @@ def after(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
     bits = lax.bitcast_convert_type(scores, jnp.int32)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     place = lax.broadcasted_iota(jnp.int32, key.shape, 1)
-    last = jnp.int32(key.shape[1] - 1)
-    best = key.max(1, keepdims=True)
-    first = jnp.where(key == best, place, last).min(1, keepdims=True)
+    least, none = jnp.int32(-(2**31)), jnp.int32(key.shape[1])
+
+    def greater(a: Any, b: Any) -> Any:
+        (one, here), (other, there) = a, b
+        first = (one > other) | ((one == other) & (here < there))
+        return lax.select(first, one, other), lax.select(first, here, there)
+
+    best, first = lax.reduce((key, place), (least, none), greater, (1,))
+    best, first = (lax.expand_dims(x, [1]) for x in (best, first))
     left = (key < best) | ((key == best) & (place > first))
-    second = jnp.where(left, key, jnp.int32(-(2**31))).max(1, keepdims=True)
-    behind = jnp.where(second == best, first, jnp.int32(-1))
-    here = (key == second) & (place > behind)
-    other = jnp.where(here, place, last).min(1, keepdims=True)
+    rest = jnp.where(left, key, least), jnp.where(left, place, none)
+    second, other = lax.reduce(rest, (least, none), greater, (1,))
+    second, other = (lax.expand_dims(x, [1]) for x in (second, other))
     keys, ids = lax.concatenate([best, second], 1), lax.concatenate([first, other], 1)
     return lax.bitcast_convert_type(keys ^ ((keys >> 31) & 0x7FFFFFFF), jnp.float32), ids
 

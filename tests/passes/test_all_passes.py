@@ -141,6 +141,7 @@ MEASURES = {
     "permutation_scatter": lambda eqns: len(eqns("scatter-add")),
     "top_k_by_argmax": lambda eqns: len(eqns("top_k")),
     "packed_all_gather": lambda eqns: len(eqns("all_gather")) + len(eqns("reduce_scatter")),
+    "packed_psum_scatter": lambda eqns: len(eqns("reduce_scatter")),
     "sorted_scatter": lambda eqns: len(eqns("scatter-add")),
     "concat_cotangents": lambda eqns: len(eqns("add_any")) + len(eqns("add")),
     "split_fused_wi": lambda eqns: len(eqns("concatenate")),
