@@ -79,6 +79,8 @@ def choose(key: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     least, size = key.dtype.type(jnp.iinfo(key.dtype).min), key.shape[-1]
     where = jax.typeof(key).sharding  # the types of the results are to be top_k's
     place = lax.broadcasted_iota(np.int32, key.shape, key.ndim - 1, out_sharding=where)
+    place = vma.pvary(place, vma.varying(jax.typeof(key)))
+    none = np.int32(size)  # no place; at least one element is left, and comes first
     best, found = _first(key, place, least, none)
     keys, places = [best], [found]
     for _ in range(k - 1):
