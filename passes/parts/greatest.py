@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ...compat import vma
 from ...matchers.assume_range import assume_range
 
 _UPPER = -(1 << 16)
