@@ -66,6 +66,7 @@ class Demands:
         """``cut`` says at which equations some operands aren't really read."""
         self._cut = cut
         self._known: dict[tuple[Any, ...], Demand] = {}
+        self._kept: dict[int, bool] = {}
 
     def of(
         self, scope: Scope, outputs: Sequence[bool], zeroed: frozenset[int] = frozenset()
@@ -84,11 +85,13 @@ class Demands:
         demand.read.update(a for a in wanted if not jaxprs.is_literal(a))
         inner = _zeros_further_in(demand)
         made_elsewhere: set[int] = set()
-        for index in reversed(scope.live):
+        keeps = self._keeps(scope)
+        for index in reversed(range(len(scope.eqns)) if keeps else scope.live):
             eqn = scope.eqns[index]
             needed = tuple(v in demand.read for v in eqn.outvars)
             zeros = {r: i for r, i in inner.get(index, {}).items() if not needed[r]}
-            if not any(needed) and not zeros and not jaxprs.true_effects(eqn):
+            stays = jaxprs.true_effects(eqn) or (keeps and self._holds(scope, index))
+            if not any(needed) and not zeros and not stays:
                 continue
             demand.live.add(index)
             made_elsewhere.update(zeros.values())
@@ -105,8 +108,11 @@ class Demands:
         needed: tuple[bool, ...],
         zeros: frozenset[int],
     ) -> None:
-        cut = self._cut(demand.scope, index)
-        if cut is not None:
+        whole = self._keeps(demand.scope) and demand.scope.is_kept(index)
+        cut = None if whole else self._cut(demand.scope, index)
+        if whole:
+            kept = list(eqn.invars)
+        elif cut is not None:
             demand.cuts[index] = cut
             kept = [eqn.invars[cut.chosen]] if cut.chosen is not None else []
         elif is_pairwise(eqn) and not jaxprs.true_effects(eqn):
@@ -118,6 +124,19 @@ class Demands:
         else:
             kept = list(eqn.invars)
         demand.read.update(a for a in kept if not jaxprs.is_literal(a))
+
+    def _keeps(self, scope: Scope) -> bool:
+        """Whether a body, or one that it runs, holds an equation that is to stay as it is."""
+        known = self._kept.get(id(scope))
+        if known is None:
+            known = self._kept[id(scope)] = scope.in_kept or any(
+                self._holds(scope, index) for index in range(len(scope.eqns))
+            )
+        return known
+
+    def _holds(self, scope: Scope, index: int) -> bool:
+        children = scope.children.get(index, {}).values()
+        return scope.is_kept(index) or any(map(self._keeps, children))
 
     def _enter(
         self,

@@ -146,7 +146,7 @@ def _cut(eqn: Eqn, chosen: int | None, renamed: dict[Var, Atom]) -> list[Eqn]:
     """What an equation's result is without the operands that don't count."""
     (result,) = eqn.outvars
     if chosen is None:
-        made, (zero,) = tracing.splice(lambda: [tracing.zeros(result.aval)], [], eqn)
+        made, (zero,) = tracing.inline(lambda: [tracing.zeros(result.aval)], [], eqn)
         renamed[result] = zero
         return made
     atom = eqn.invars[chosen]
@@ -158,5 +158,5 @@ def _zeros(scope: Scope, atom: Atom) -> tuple[list[Eqn], Atom]:
     """Zeros of an output's type, made where the output was."""
     place = scope.definition(atom)
     assert place is not None  # an input or a literal is no gradient
-    made, (zero,) = tracing.splice(lambda: [tracing.zeros(atom.aval)], [], scope.eqns[place[0]])
+    made, (zero,) = tracing.inline(lambda: [tracing.zeros(atom.aval)], [], scope.eqns[place[0]])
     return made, zero

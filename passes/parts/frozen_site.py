@@ -62,6 +62,9 @@ def _separable(match: Match) -> Reason | None:
     said = gradient.dropped or gradient.readers or gradient.found or gradient.times_zero
     if said:
         return None
+    if match.scope.is_kept(match.index):
+        return Reason("kept", "this stands in a function given to relower.keep",
+                      match.scope.name_stack(match.eqn), "a place outside of it")  # fmt: skip
     return Reason("inseparable", "what makes the gradient makes something else too",
                   f"{match.eqn.primitive.name}, of which another result is read",
                   "an equation of the gradient's own")  # fmt: skip

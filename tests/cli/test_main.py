@@ -158,6 +158,11 @@ BAD = [
     (["lower", "cases.py:base", "--passes", "argsort_packd"], "did you mean 'argsort_packed_key'"),
     (["explain", "cases.py:base", "--passes", "argsort_packd"], "did you mean"),
     (["explain", "cases.py:fails", "--arg", "f32[8,3]"], "can't be traced: TypeError"),
+    (["lower", "cases.py:base", "--frozen", "w"], "--frozen is for passes: found none, wanted"),
+    (
+        ["explain", "cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]", "--frozen", "nothing"],
+        "the regex 'nothing' matches none of",
+    ),
     (["explain", "none.py:base"], "none.py: no such file"),
     (["gate", "none.toml"], "none.toml: can't be read"),
     (["gate", "--shard", "3/2"], "--shard '3/2': wanted I/N"),

@@ -15,9 +15,10 @@ from jax.experimental import pallas as pl
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from relower import Frozen, PassNotApplicable, explain, optimize
+from relower import Frozen, PassNotApplicable, explain, keep, optimize
 from relower.compat import bodies, jaxprs, tracing
 from relower.compat.primitives import primitive
+from relower.compat.source import is_kept
 from relower.matchers import demand
 from relower.passes import frozen as declarations
 from relower.passes import registry
@@ -550,3 +551,24 @@ def test_a_loop_that_forgets_what_it_carries_is_refused(monkeypatch):
     monkeypatch.setattr(demand, "carried_inputs", lambda entered: [])
     with pytest.raises((IllFormed, TypeError, ValueError, AssertionError)):
         jax.jit(optimize(fn, frozen="kernel"))(*args)
+
+
+def test_a_kept_region_stays(why):
+    def fn(p, xs):
+        def inner(p, x):
+            h = keep(lambda w, x: jnp.tanh(x @ w))(p["kernel"], jnp.tanh(x @ p["first"]))
+            return jnp.sum(jnp.square(h @ p["last"]))
+
+        return lax.scan(added(lambda x: jax.grad(inner)(p, x)), zeros(p), xs)[0]
+
+    args = data()
+    report = explain(fn, *args, passes=[NAME], frozen="kernel|last")
+    ((reason,),) = why(report, NAME)
+    assert reason.startswith("kept: this stands in a function given to relower.keep")
+    assert report.counts() == {NAME: 1}
+    done = optimize(fn, passes=[NAME], frozen="kernel|last")
+    count = lambda f: sum(1 for e in equations(f, *args) if is_kept(e))
+    assert count(done) == count(fn) > 0
+    assert differing(jax.jit(done)(*args), jax.jit(fn)(*args)) == ["last"]
+    ignored = lambda p, xs: fn(p, xs)["first"]
+    assert count(optimize(ignored)) == count(ignored) > 0
