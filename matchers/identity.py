@@ -29,8 +29,8 @@ def keeps_matrices(eqn: Eqn) -> bool:
     if eqn.primitive not in [primitive(n) for n in names] or len(eqn.invars) != 1:
         return False
     shapes = [getattr(a.aval, "shape", ()) for a in (eqn.invars[0], eqn.outvars[0])]
-    if any(len(s) < 2 for s in shapes) or eqn.params.get("dimensions") and (
-        eqn.primitive is primitive("reshape_p")
+    if any(len(s) < 2 for s in shapes) or (
+        eqn.params.get("dimensions") and (eqn.primitive is primitive("reshape_p"))
     ):
         return False
     before, after = ([n for n in s[:-2] if n != 1] for s in shapes)

@@ -10,7 +10,10 @@ the same operation as before, so that it is the same to the bit, NaNs included; 
 may sum in another order, as it may after any change of what it is fused with. The derivative is the
 original's: cotangents are added in the wide type and rounded once.
 
-FIGURES
+On a convolution of bf16[1,16384,4096] with SiLU, behind the three tokens before, libtpu 0.0.52
+estimates 547,036 TPU7x cycles before and 397,067 after, and the 269 MB of float32 are gone. Its
+backward gains next to nothing, 2,589,608 to 2,580,292: there the cotangents' pads, which stay, take
+the time and the 1.3 GB.
 """
 
 from __future__ import annotations
