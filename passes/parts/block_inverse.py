@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -21,20 +24,20 @@ def unit_triangular_inverse(a: jax.Array, lower: bool, left: bool = True) -> jax
     is as exact as the solve's. The derivative is the one that jax takes of a solve.
     """
 
-    @jax.custom_jvp
     def inverse(a: jax.Array) -> jax.Array:
         x = _lower(a) if lower else transposed(_lower(transposed(a)))
         return solved(a, x, _identity(a), lower, left)
 
-    @inverse.defjvp
-    def derivative(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, ...]:
+    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         (a,), (da,) = primals, tangents
-        x = inverse(a)
+        x = differentiable(a)
         strict = jnp.tril(da, -1) if lower else jnp.triu(da, 1)
         moved = solve_triangular(a, matmul(strict, x), lower=lower, unit_diagonal=True)
         return x, -moved
 
-    result: jax.Array = inverse(a)
+    differentiable = jax.custom_jvp(inverse)
+    differentiable.defjvp(derivative)
+    result: jax.Array = differentiable(a)
     return result
 
 
