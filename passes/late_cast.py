@@ -10,7 +10,10 @@ the same operation as before, so that it is the same to the bit, NaNs included; 
 may sum in another order, as it may after any change of what it is fused with. The derivative is the
 original's: cotangents are added in the wide type and rounded once.
 
-FIGURES
+On a convolution of bf16[1,16384,4096] with SiLU, behind the three tokens before, libtpu 0.0.52
+estimates 547,036 TPU7x cycles before and 397,067 after, and the 269 MB of float32 are gone. Its
+backward gains next to nothing, 2,589,608 to 2,580,292: there the cotangents' pads, which stay, take
+the time and the 1.3 GB.
 """
 
 from __future__ import annotations
@@ -104,21 +107,24 @@ def _replace(match: Match) -> Replacement:
     converts = [match.scope.eqns[i] for i in found.sources]
     narrow = match.eqn.invars[0].aval.dtype
 
-    @jax.custom_jvp
     def late(*xs: jax.Array) -> list[jax.Array]:
         windows = _moved(found, xs, narrow, tangents=False)
         return [lax.convert_element_type(w, wide) for w in windows]
 
-    @late.defjvp
     def early(primals: Any, tangents: Any) -> tuple[Any, Any]:
         wider = [lax.convert_element_type(t, wide) for t in tangents]
-        return late(*primals), _moved(found, wider, wide, tangents=True)
+        return differentiable(*primals), _moved(found, wider, wide, tangents=True)
+
+    differentiable = jax.custom_jvp(late)
+    differentiable.defjvp(early)
 
     operands = tuple(e.invars[0] for e in converts)
     constants = tuple(c for s in found.steps for c in s.operands if isinstance(c, Constant))
     key = (tuple(found.sources), tuple(found.members), constants, narrow, wide)
     results = tuple(var for _, var in found.leaves)
-    return Replacement(operands, results, lambda *xs: late(*xs), key, also=tuple(found.members))
+    return Replacement(
+        operands, results, lambda *xs: differentiable(*xs), key, also=tuple(found.members)
+    )
 
 
 def _moved(found: Widened, xs: Sequence[jax.Array], dtype: Any, tangents: bool) -> list[jax.Array]:

@@ -3,13 +3,16 @@
 before:  ``solve_triangular(I + L, I, lower=True, unit_diagonal=True)``
 after:   ``[[A, 0], [C, B]]⁻¹ = [[A⁻¹, 0], [−B⁻¹CA⁻¹, B⁻¹]]``, level by level, in batched matmuls
 
-This is what chunks of linear attention with a delta rule solve, a matrix of 64 or 128 tokens for
+This is what chunks of linear attention with a delta rule solve: a matrix of 64 or 128 tokens for
 each head and chunk. A solve goes through the rows one after another, with little for the matrix
-unit to do; the products take ``2 log₂ n`` steps, on all matrices at once, in full precision. What a
-solve multiplies by is read as a solve reads it: the strict triangle alone. Where the backward pass
-solves with the same matrix, it multiplies by the inverse that the forward pass has made and refines
-the result once, three products in all. So optimize the whole step, gradient included: the gradient of
-an optimized forward pass still solves.
+unit to do; the products take ``2 log₂ n`` steps on all matrices at once, in full precision. Two
+more refine the result once, from the side that the solve works from, so that it is as exact. Of the
+matrix the strict triangle is read, as a solve reads it.
+
+Where the backward pass solves with the same matrix, it multiplies by the inverse that the forward
+pass has made, and refines the result. So optimize the whole step, gradient included: the gradient
+of an optimized forward pass still solves, and so does a backward pass that doesn't recompute the
+inverse and gets it through a loop or a shard_map.
 
 Finite matrices are the contract's: an inverse that overflows may do so at another element.
 
@@ -137,21 +140,22 @@ def _profitable(match: Match) -> Reason | None:
 def _replace(match: Match) -> Replacement:
     eqn, at_hand = match.eqn, match.captures["at_hand"]
     lower, transpose = eqn.params["lower"], eqn.params["transpose_a"]
+    left = eqn.params["left_side"]
     if at_hand is None:
 
         def inverted(a: jax.Array) -> Sequence[Any]:
-            x = unit_triangular_inverse(a, lower)
+            x = unit_triangular_inverse(a, lower, left != transpose)
             return [transposed(x) if transpose else x]
 
-        return Replacement((eqn.invars[0],), tuple(eqn.outvars), inverted, (lower, transpose))
+        return Replacement((eqn.invars[0],), tuple(eqn.outvars), inverted, (lower, transpose, left))
 
     def refined(a: jax.Array, inverse: jax.Array, b: jax.Array) -> Sequence[Any]:
         x = inverse.reshape(a.shape)
         x = transposed(x) if at_hand.transposed else x
         a = transposed(a) if transpose else a
-        return [solved(a, x, b, lower != transpose, eqn.params["left_side"])]
+        return [solved(a, x, b, lower != transpose, left)]
 
-    key = ("at hand", at_hand.transposed, lower, transpose, eqn.params["left_side"])
+    key = ("at hand", at_hand.transposed, lower, transpose, left)
     operands = (eqn.invars[0], at_hand.atom, eqn.invars[1])
     return Replacement(operands, tuple(eqn.outvars), refined, key)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -13,26 +16,28 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
-def unit_triangular_inverse(a: jax.Array, lower: bool) -> jax.Array:
+def unit_triangular_inverse(a: jax.Array, lower: bool, left: bool = True) -> jax.Array:
     """``[..., n, n]``: the inverses, n a power of two.
 
-    Only the strict triangle of ``a`` is read; its diagonal is taken to be ones. The derivative is
-    the one that jax takes of a solve: products with the inverse alone would lose more bits.
+    Only the strict triangle of ``a`` is read; its diagonal is taken to be ones. ``left`` says from
+    which side a solve would multiply by ``a``: the result is refined once from the same, so that it
+    is as exact as the solve's. The derivative is the one that jax takes of a solve.
     """
 
-    @jax.custom_jvp
     def inverse(a: jax.Array) -> jax.Array:
-        return _lower(a) if lower else transposed(_lower(transposed(a)))
+        x = _lower(a) if lower else transposed(_lower(transposed(a)))
+        return solved(a, x, _identity(a), lower, left)
 
-    @inverse.defjvp
-    def derivative(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, ...]:
+    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         (a,), (da,) = primals, tangents
-        x = inverse(a)
+        x = differentiable(a)
         strict = jnp.tril(da, -1) if lower else jnp.triu(da, 1)
         moved = solve_triangular(a, matmul(strict, x), lower=lower, unit_diagonal=True)
         return x, -moved
 
-    result: jax.Array = inverse(a)
+    differentiable = jax.custom_jvp(inverse)
+    differentiable.defjvp(derivative)
+    result: jax.Array = differentiable(a)
     return result
 
 
@@ -55,6 +60,10 @@ def transposed(a: jax.Array) -> jax.Array:
     return jnp.swapaxes(a, -1, -2)
 
 
+def _identity(a: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
+
+
 def _lower(a: jax.Array) -> jax.Array:
     """Level by level: blocks of one, two, four, … rows.
 
@@ -64,8 +73,7 @@ def _lower(a: jax.Array) -> jax.Array:
     """
     n = a.shape[-1]
     row, column = (lax.broadcasted_iota(jnp.int32, (n, n), d) for d in (0, 1))
-    x = jnp.broadcast_to((row == column).astype(a.dtype), a.shape)
-    size = 1
+    x, size = _identity(a), 1
     while size < n:
         below = jnp.where(_level(row, column, size), a, 0)
         x = x - (below if size == 1 else matmul(matmul(x, below), x))

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from relower import optimize
+from relower import diff, optimize
 from relower.compat import bodies, jaxprs
+from relower.gates.containment import strays
 from relower.lowering import lower
 
 
@@ -155,3 +156,28 @@ def test_no_wide_copy_of_the_convolution_s_input_is_left(name, before):
 
     assert len(copies(None)) == before
     assert not copies(["late_cast"])
+
+
+@pytest.mark.parametrize("name", ["real_grad", "real_128_grad"])
+def test_no_triangular_solve_is_left(name):
+    """Forward, recomputed, and the backward pass's own, which reuses the inverse."""
+    solves = lambda passes: [
+        e for e in traced(getattr(gdn, name)(), passes) if e.primitive.name == "triangular_solve"
+    ]
+    assert len(solves(None)) == 3
+    assert not solves(["triangular_inverse"])
+
+
+def test_every_stack_of_tokens_in_the_kernel_is_dense_and_nothing_else_changes():
+    case = gdn.conv_kernel()
+    stacks = lambda passes: [
+        e.outvars[0].aval.shape
+        for e in traced(case, passes)
+        if e.primitive.name in ("stack", "concatenate")
+    ]
+    assert stacks(None) == 4 * [(gdn.STACKED, 1, 4096)]
+    assert stacks(["stable_stack"]) == 4 * [(gdn.STACKED * 4, 8, 128)]
+    dense = replace(case, fn=optimize(case.fn, passes=["stable_stack"]))
+    found = diff(*(lower(c, levels=("inlined",)) for c in (case, dense)), level="inlined")
+    assert found.changes
+    assert not strays(found, ["kernel:causal_conv"])
