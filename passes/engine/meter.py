@@ -70,6 +70,8 @@ class Meter:
 
     def _measuring(self, p: Pass, passes: Sequence[Pass]) -> Pass:
         def profitable(match: Match) -> Reason | None:
+            if match.scope.is_kept(match.index):
+                return p.profitable(match)  # it stays, whatever it costs
             found, _ = self.measured(p, match)
             if found.why is not None:
                 return p.profitable(match)
@@ -78,6 +80,8 @@ class Meter:
             return self._better_elsewhere(p, found, match, passes)
 
         def chosen(match: Match) -> Replacement:
+            if match.scope.is_kept(match.index):
+                return p.replace(match)
             found, ways = self.measured(p, match)
             return p.replace(match) if found.chosen is None else ways[found.chosen]
 

@@ -164,6 +164,13 @@ def test_equal_sites_are_compiled_once(compiler):
     assert len(texts) == len(set(texts)) == 2
 
 
+def test_what_is_kept_is_not_measured(compiler):
+    texts = compiler({STABLE: 1000, UNSTABLE: 500})
+    report = explain(relower.keep(order), IDS, choose="measured")
+    assert not report.applied
+    assert not texts
+
+
 def test_a_warm_cache_compiles_nothing(compiler, monkeypatch, tmp_path):
     texts = compiler({STABLE: 1000, UNSTABLE: 500})
     monkeypatch.setenv("RELOWER_COST_CACHE", "on")
