@@ -86,7 +86,7 @@ def choose(key: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     keys, places = [best], [found]
     for _ in range(k - 1):
         left = (key < best) | ((key == best) & (place > found))
-        best, found = _first(jnp.where(left, key, least), jnp.where(left, place, none), least, none)
+        best, found = _first(_where(left, key, least), _where(left, place, none), least, none)
         keys.append(best)
         places.append(found)
     every = lax.concatenate(keys, key.ndim - 1), lax.concatenate(places, key.ndim - 1)
@@ -95,15 +95,20 @@ def choose(key: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 def _first(key: jax.Array, place: jax.Array, least: Any, none: Any) -> tuple[jax.Array, jax.Array]:
     """The greatest key along the last axis and the least place of it, in one reduction."""
-
-    def greater(a: Any, b: Any) -> Any:
-        (one, here), (other, there) = a, b
-        first = (one > other) | ((one == other) & (here < there))
-        return lax.select(first, one, other), lax.select(first, here, there)
-
     last = key.ndim - 1
-    best, found = lax.reduce((key, place), (least, none), greater, (last,))
+    best, found = lax.reduce((key, place), (least, none), _greater, (last,))
     return lax.expand_dims(best, [last]), lax.expand_dims(found, [last])
+
+
+def _greater(a: Any, b: Any) -> Any:
+    (one, here), (other, there) = a, b
+    first = (one > other) | ((one == other) & (here < there))
+    return lax.select(first, one, other), lax.select(first, here, there)
+
+
+def _where(mask: jax.Array, value: jax.Array, otherwise: Any) -> jax.Array:
+    """`jnp.where` with a scalar: no call, of which a long search would hold dozens."""
+    return lax.select(mask, value, lax.full_like(value, otherwise))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
