@@ -95,15 +95,15 @@ def choose(key: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 def _first(key: jax.Array, place: jax.Array, least: Any, none: Any) -> tuple[jax.Array, jax.Array]:
     """The greatest key along the last axis and the least place of it, in one reduction."""
-
-    def greater(a: Any, b: Any) -> Any:
-        (one, here), (other, there) = a, b
-        first = (one > other) | ((one == other) & (here < there))
-        return lax.select(first, one, other), lax.select(first, here, there)
-
     last = key.ndim - 1
-    best, found = lax.reduce((key, place), (least, none), greater, (last,))
+    best, found = lax.reduce((key, place), (least, none), _greater, (last,))
     return lax.expand_dims(best, [last]), lax.expand_dims(found, [last])
+
+
+def _greater(a: Any, b: Any) -> Any:
+    (one, here), (other, there) = a, b
+    first = (one > other) | ((one == other) & (here < there))
+    return lax.select(first, one, other), lax.select(first, here, there)
 
 
 def _where(mask: jax.Array, value: jax.Array, otherwise: Any) -> jax.Array:
