@@ -10,6 +10,9 @@ from jax._src import source_info_util
 
 from .jaxprs import Eqn
 
+KEPT = "relower.keep"
+"""The name scope of equations that stay as they are."""
+
 
 def source_line(eqn: Eqn) -> str | None:
     """``file.py:line`` of the innermost frame outside jax and relower; None where jax kept none."""
@@ -31,3 +34,8 @@ def _own_folders() -> frozenset[str]:
 def name_stack(eqn: Eqn) -> str:
     """The equation's name stack relative to the body it stands in; may be empty."""
     return str(eqn.source_info.name_stack)
+
+
+def is_kept(eqn: Eqn) -> bool:
+    """Whether an equation, or what it was derived from, stands in a scope named `KEPT`."""
+    return any(getattr(s, "name", None) == KEPT for s in eqn.source_info.name_stack.stack)

@@ -19,7 +19,8 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.util import fun_name
 
 from . import jaxprs
-from .jaxprs import Atom, Body, Eqn, Var
+from .jaxprs import Atom, Body, Eqn, Jaxpr, Var
+from .mesh_types import differs_only_in_mesh
 
 _HOST_VALUES = (bool, int, float, complex, np.ndarray, np.generic)
 Tracer: Any = core.Tracer
@@ -196,18 +197,15 @@ def trace_context() -> Any:
     return config.trace_context(), names
 
 
-def splice(
+def trace_replacement(
     fn: Callable[..., Sequence[Any]], operands: Sequence[Atom], site: Eqn
-) -> tuple[list[Eqn], list[Atom]]:
+) -> Jaxpr:
     """Trace a replacement as if it were written where ``site`` stands.
 
     Args:
       fn: takes one array per operand, returns a sequence of arrays. Constants must be scalars.
-      operands: variables or literals that are in scope at ``site``.
-      site: the equation replaced; its context, name stack and source line are taken over.
-
-    Returns:
-      The new equations, and the atoms holding the results.
+      operands: variables or literals that are in scope at ``site``; their types are what counts.
+      site: the equation replaced; its context is taken over.
     """
 
     # Literals are traced like variables: as Python numbers they would follow Python's arithmetic.
@@ -225,12 +223,57 @@ def splice(
             f"a replacement closed over {len(consts)} array constant(s) of shape "
             f"{[np.shape(c) for c in consts]}; wanted none: build them from iota or scalars"
         )
+    return jaxpr
+
+
+def splice(
+    jaxpr: Jaxpr, operands: Sequence[Atom], site: Eqn, result_names: Sequence[Var] = ()
+) -> tuple[list[Eqn], list[Atom]]:
+    """The equations of a traced replacement on operands of a site, all results named anew.
+
+    Args:
+      jaxpr: from `trace_replacement`; it may be used at many sites.
+      operands: variables or literals that are in scope at ``site``.
+      site: the equation replaced; its name stack and source line are taken over.
+      result_names: variables of the site. A result that is made here takes over the one at its
+        position if that is of its type, so that its readers keep their equations.
+
+    Returns:
+      The new equations, and the atoms holding the results.
+    """
     mapping: dict[Var, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
-    eqns = [
-        jaxprs.substitute(eqn, mapping).replace(source_info=site.source_info) for eqn in jaxpr.eqns
-    ]
-    outs = [mapping.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
-    return eqns, outs
+    where, literal = site.source_info, jaxprs.LITERAL
+    for name, atom in zip(result_names, jaxpr.outvars, strict=False):
+        if type(atom) is literal or atom in mapping or jaxprs.is_dropped(name):
+            continue
+        if atom.aval == name.aval or differs_only_in_mesh(atom.aval, name.aval):
+            mapping[atom] = name
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        outvars = []
+        for var in eqn.outvars:
+            if not jaxprs.is_dropped(var):
+                found = mapping.get(var)
+                if found is None:
+                    found = mapping[var] = jaxprs.new_var(var.aval)
+                var = found
+            outvars.append(var)
+        eqns.append(
+            eqn.replace(
+                invars=[a if type(a) is literal else mapping[a] for a in eqn.invars],
+                outvars=outvars,
+                effects=jaxprs.renamed_effects(eqn.effects, mapping),
+                source_info=where,
+            )
+        )
+    return eqns, [a if type(a) is literal else mapping[a] for a in jaxpr.outvars]
+
+
+def inline(
+    fn: Callable[..., Sequence[Any]], operands: Sequence[Atom], site: Eqn
+) -> tuple[list[Eqn], list[Atom]]:
+    """`trace_replacement` and `splice` in one, of a function that is needed once."""
+    return splice(trace_replacement(fn, operands, site), operands, site)
 
 
 def rebind(eqn: Eqn, operands: Sequence[Any]) -> list[Any]:
@@ -296,6 +339,13 @@ def inside(eqn: Eqn) -> Iterator[None]:
             mapping = params["grid_mapping"]
             stack.enter_context(pallas_core.tracing_grid_env(mapping.grid, mapping.vmapped_dims))
         yield
+
+
+def is_place(eqn: Eqn) -> bool:
+    """Whether a trace inside an equation's bodies depends on more of it than its ``ctx``."""
+    from . import bodies
+
+    return eqn.primitive is bodies.shard_map_primitive() or _is_pallas_call(eqn)
 
 
 def _is_pallas_call(eqn: Eqn) -> bool:

@@ -67,6 +67,17 @@ class BodyFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Splice:
+    """A copy of a jaxpr's equations in another body."""
+
+    template: jaxprs.Jaxpr
+    operands: Sequence[jaxprs.Atom]
+    """What the template's inputs are there."""
+    eqns: Sequence[jaxprs.Eqn]
+    """One for each equation of the template, in order."""
+
+
+@dataclass(frozen=True, slots=True)
 class Contradiction:
     """An `assume_range` that can't be true of any value that reaches it."""
 
@@ -86,6 +97,16 @@ class Analysis:
         self._constants: dict[int, tuple[Any, Fact]] = {}
         self._origins: dict[int, tuple[jaxprs.Body, list[BodyFacts]]] = {}
         self._positionwise: dict[int, tuple[jaxprs.Body, bool]] = {}
+        self._spliced: dict[int, tuple[Splice, int]] = {}
+
+    def spliced(self, splice: Splice) -> None:
+        """Say what some equations were copied from.
+
+        Nothing that stands around a copy is used inside it, so that one analysis serves all
+        copies on which operands the same is known of.
+        """
+        for index, eqn in enumerate(splice.eqns):
+            self._spliced[id(eqn)] = splice, index
 
     def rewritten(self, body: jaxprs.Body, origin: BodyFacts) -> None:
         """Say that ``body`` was made from the body of ``origin`` by a rewrite.
@@ -187,6 +208,7 @@ class _BodyAnalysis:
         self.result = result
         self.jaxpr = jaxprs.opened(result.body)
         self._producers: dict[Any, tuple[int, Any]] | None = None
+        self._templates: dict[int, BodyFacts] = {}
         self.guards = result.guards = Guards(
             result.fact, self._producer, result.given, self._guard_of_call, self._evaluated
         )
@@ -211,17 +233,34 @@ class _BodyAnalysis:
                 if before in origin._children:
                     self.result._children[index] = origin._children[before]
                 continue
+            copied = self.analysis._spliced.get(id(eqn))
             rule = table.get(eqn.primitive)
-            if rule is not None:
+            if copied is not None:
+                self._take_over(index, eqn, *copied)
+            elif rule is not None:
                 self._apply(eqn, *rule)
             else:
                 self._descend(index, eqn)
-            if eqn.primitive in related:
+            if copied is None and eqn.primitive in related:
                 self._relate(eqn)
             if origin is not None:
                 # The rewrite kept the value, and perhaps hid how it came about.
                 facts.update({v: origin._facts[v] for v in eqn.outvars if v in origin._facts})
         self.result.outputs = tuple(map(self.result.fact, jaxpr.outvars))
+
+    def _take_over(self, index: int, eqn: jaxprs.Eqn, splice: Splice, position: int) -> None:
+        """The facts of the equation of which this one is a copy."""
+        facts = self._templates.get(id(splice))
+        if facts is None:
+            given = [self.result.fact(a) for a in splice.operands]
+            facts = self._templates[id(splice)] = self.analysis.enter(splice.template, given)
+        source = splice.template.eqns[position]
+        for var, made in zip(eqn.outvars, source.outvars):
+            found = facts._facts.get(made)
+            if found is not None:
+                self.result._facts[var] = found
+        if position in facts._children:
+            self.result._children[index] = facts._children[position]
 
     def _apply(self, eqn: jaxprs.Eqn, rule: Any, is_source: bool) -> None:
         fact_of = self.result.fact

@@ -220,6 +220,19 @@ class Scope:
         parts.append(source.name_stack(eqn))
         return "/".join(p for p in parts if p)
 
+    def is_kept(self, index: int) -> bool:
+        """Whether an equation is to stay as it is, by its own name stack or that of a call."""
+        return source.is_kept(self.eqns[index]) or self.in_kept
+
+    @property
+    def in_kept(self) -> bool:
+        """Whether a call that runs the body is to stay as it is."""
+        known = self.memo.get("kept")
+        if known is None:
+            known = any(c.scope.is_kept(c.index) for c in self.callers)
+            self.memo["kept"] = known
+        return bool(known)
+
     @property
     def runs(self) -> int:
         """How often the body runs, through all its callers; loops counted once, at least one."""

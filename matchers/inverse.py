@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..compat import jaxprs
 from ..compat.jaxprs import Atom, Var
 from .argsort import sort_primitive
 from .fact import limits
 from .graph import Scope, Value
 from .origin import Origin, enclosing, origin
+
+_First = dict[Origin, tuple[int, Var]]
+"""Variables with the index of the equation that makes each, -1 of an input."""
 
 
 def find_inverse(scope: Scope, atom: Atom, before: int) -> Var | None:
@@ -44,20 +49,28 @@ def find_inverse_elsewhere(scope: Scope, atom: Atom) -> Value | None:
 def inverse_of(scope: Scope, permutation: Origin, n: int, before: int) -> Var | None:
     """As `find_inverse`, of a permutation of ``n`` given by its origin."""
     key = argsorted_key(permutation)
-    inverse = key if key is not None and _is_permutation(key.value) else None
-    for at, var in _index_variables(scope, n):
-        if at >= before:
-            break
-        if origin(scope, var) == inverse or _key_of(scope, var) == permutation:
-            return var
-    return None
+    by_origin, by_key = _indices_by_origin(scope, n)
+    found = [by_key.get(permutation)]
+    if key is not None and _is_permutation(key.value):
+        found.append(by_origin.get(key))
+    first = min((f for f in found if f is not None), default=None, key=lambda f: f[0])
+    return first[1] if first is not None and first[0] < before else None
 
 
-def _key_of(scope: Scope, var: Var) -> Origin | None:
-    key = "argsorted", var
-    if key not in scope.memo:
-        scope.memo[key] = argsorted_key(origin(scope, var))
-    found: Origin | None = scope.memo[key]
+def _indices_by_origin(scope: Scope, n: int) -> tuple[_First, _First]:
+    """The first variable of each origin, and the first that is the argsort of each."""
+    memo = "indices by origin", n
+    if memo not in scope.memo:
+        by_origin: _First = {}
+        by_key: _First = {}
+        for at, var in _index_variables(scope, n):
+            made = origin(scope, var)
+            by_origin.setdefault(made, (at, var))
+            key = argsorted_key(made)
+            if key is not None:
+                by_key.setdefault(key, (at, var))
+        scope.memo[memo] = by_origin, by_key
+    found: tuple[_First, _First] = scope.memo[memo]
     return found
 
 
@@ -99,21 +112,16 @@ def _is_permutation(value: Value) -> bool:
     return value.scope.fact(value.atom).permutation == 0
 
 
-def _index_variables(scope: Scope, n: int) -> list[tuple[int, Var]]:
+def _index_variables(scope: Scope, n: int) -> Iterator[tuple[int, Var]]:
     """Integer vectors of length ``n`` that are in scope and there anyway, by what makes them.
 
     What enters a body from outside is there whether the body reads it or not.
     """
-    key = "indices", n
-    if key not in scope.memo:
-        outside = (*jaxprs.constvars(scope.body), *jaxprs.opened(scope.body).invars)
-        found = [(-1, v) for v in outside if _is_index(v, n)]
-        for i in scope.live:
-            made = (v for v in scope.eqns[i].outvars if _is_index(v, n))
-            found.extend((i, v) for v in made if scope.readers(v))
-        scope.memo[key] = found
-    indices: list[tuple[int, Var]] = scope.memo[key]
-    return indices
+    outside = (*jaxprs.constvars(scope.body), *jaxprs.opened(scope.body).invars)
+    yield from ((-1, v) for v in outside if _is_index(v, n))
+    for i in scope.live:
+        made = (v for v in scope.eqns[i].outvars if _is_index(v, n))
+        yield from ((i, v) for v in made if scope.readers(v))
 
 
 def _is_index(var: Var, n: int) -> bool:

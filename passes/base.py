@@ -80,7 +80,8 @@ class Replacement:
     fn: Callable[..., Sequence[Any]] | None
     """Takes and returns arrays; None where the results are the operands as they are."""
     key: Hashable
-    """Everything besides the operands that ``fn`` depends on."""
+    """Everything that ``fn`` depends on besides the types of the operands and results, and the
+    params of the root and of the equations in ``also``."""
     wants: Value | None = None
     """A value of another body that has to be brought here first; the site is then matched anew, so
     that the rest of this replacement is never used."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .lowering.program import Program as Program
     from .matchers.assume_range import assume_range as assume_range
     from .passes.base import PassNotApplicable as PassNotApplicable
+    from .passes.keep import keep as keep
     from .passes.optimize import assert_applied as assert_applied
     from .passes.optimize import explain as explain
     from .passes.optimize import optimize as optimize
@@ -37,6 +38,7 @@ _HOME = {
     "cost": "lowering.cost.api",
     "diff": "lowering.diff",
     "explain": "passes.optimize",
+    "keep": "passes.keep",
     "lower": "lowering.lower",
     "optimize": "passes.optimize",
 }

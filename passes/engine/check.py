@@ -66,16 +66,19 @@ def _typed_alike(eqn: Eqn, made: Mapping[Var, Eqn]) -> bool:
 
 
 def _without_repeats(eqns: Iterable[Eqn]) -> list[Eqn]:
-    """Of several calls of one body at the same types, the first.
+    """Of several equations with the same params at the same types, the first.
 
-    jax's rule for a call reads the whole body each time.
+    A replacement is traced once for all sites that are alike, so that its equations share their
+    params; and jax's rule for a call reads the whole body each time.
     """
     seen: set[tuple[Any, ...]] = set()
     kept: list[Eqn] = []
     for eqn in eqns:
-        if not eqn.effects and compat_bodies.carried(eqn).entered:
-            params = tuple((name, id(value)) for name, value in eqn.params.items())
-            types = tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
+        if not eqn.effects:
+            params: Any = id(eqn.params)
+            if compat_bodies.carried(eqn).entered:
+                params = tuple((name, id(value)) for name, value in eqn.params.items())
+            types = tuple([a.aval for a in eqn.invars]), tuple([v.aval for v in eqn.outvars])
             key = (eqn.primitive, params, types, id(eqn.ctx))
             if key in seen:
                 continue

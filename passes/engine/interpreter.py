@@ -13,8 +13,10 @@ from typing import Any
 
 from ...compat import bodies as compat_bodies
 from ...compat import edit, jaxprs, tracing, vma
-from ...compat.jaxprs import Atom, Body, Eqn, Var
+from ...compat.jaxprs import Atom, Body, Eqn, Jaxpr, Var
 from ...compat.mesh_types import differs_only_in_mesh
+from ...compat.source import is_kept
+from ...matchers.facts import Splice
 from ...matchers.graph import Scope
 from ..base import Accepted, SiteDeclined
 from .check import check_rewritten
@@ -45,11 +47,17 @@ class Interpreter:
     """By ``(id(scope), index of the root equation)``."""
     origins: list[tuple[Body, Scope]] = field(default_factory=list)
     """Rewritten bodies, each with a scope that it was made from."""
+    splices: list[Splice] = field(default_factory=list)
+    """What was put in place, and what it is a copy of."""
     _by_scope: dict[int, dict[int, Accepted]] = field(init=False)
     _signatures: dict[int, _Signature] = field(default_factory=dict)
     _numbers: dict[tuple[object, ...], _Signature] = field(default_factory=dict)
     _done: dict[_Signature, Rewritten] = field(default_factory=dict)
     _narrowed: dict[tuple[int, frozenset[int]], Body] = field(default_factory=dict)
+    _traces: dict[tuple[object, ...], Jaxpr] = field(default_factory=dict)
+    """Replacements that were traced, by all that they depend on."""
+    _within: tuple[int, ...] = ()
+    """The shard_maps and kernels, by identity, in whose bodies a replacement is traced."""
     _keep: list[object] = field(default_factory=list)
     """Objects whose ids are keys."""
 
@@ -126,6 +134,8 @@ class Interpreter:
             return Rewritten(scope.body, frozenset())
         outvars = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
         was_live, before = _live(jaxpr.eqns, jaxpr.outvars)
+        if scope.in_kept:
+            was_live = set()
         eqns, after = _prune(was_live, emitted, outvars)
         body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
         check_rewritten(body, scope.body, retyped=retyper.active)
@@ -164,37 +174,62 @@ class Interpreter:
             return {}
         if all(s == 0 or s in self._done for s in signatures):
             return {key: self.rewrite(child) for key, child in children.items()}
-        with tracing.inside(eqn):
-            return {key: self.rewrite(child) for key, child in children.items()}
+        outside = self._within
+        if tracing.is_place(eqn):
+            self._within = (*outside, id(eqn))
+        try:
+            with tracing.inside(eqn):
+                return {key: self.rewrite(child) for key, child in children.items()}
+        finally:
+            self._within = outside
 
     def _substitute(self, site: Accepted, renamed: dict[Var, Atom], retyper: Retyper) -> list[Eqn]:
         """The equations that replace a site's root."""
         eqn, replacement = site.match.eqn, site.replacement
         operands = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in replacement.operands]
-        axes = [vma.varying(v.aval) for v in replacement.results]
         fn = replacement.fn
         if fn is None and all(map(_same_type, operands, replacement.results)):
             renamed.update(zip(replacement.results, operands, strict=True))
             return []
-        fn = _varying_at_least(fn or _as_they_are, axes)
-        new, values = tracing.splice(fn, operands, eqn)
+        traced = self._traced(site, operands, fn or _as_they_are)
+        new, values = tracing.splice(traced, operands, eqn, replacement.results)
+        self.splices.append(Splice(traced, operands, new))
         if len(values) != len(replacement.results):
             raise ValueError(
                 f"{site.rewrite.name} returned {len(values)} values, "
                 f"wanted {len(replacement.results)}"
             )
-        bound = {v for e in new for v in e.outvars}
-        rename_back: dict[Var, Var] = {}
         for var, value in zip(replacement.results, values, strict=True):
+            if value is var:
+                continue
             if value.aval != var.aval and not differs_only_in_mesh(value.aval, var.aval):
                 retyper.changed(var, value, site)
-                renamed[var] = value
-            elif jaxprs.is_var(value) and value in bound and value not in rename_back:
-                # Keep the old variable, so that its readers keep their equation objects.
-                rename_back[value] = var
-            else:
-                renamed[var] = rename_back.get(value, value) if jaxprs.is_var(value) else value
-        return [_rebind(e, rename_back) for e in new]
+            renamed[var] = value
+        return new
+
+    def _traced(
+        self, site: Accepted, operands: Sequence[Atom], fn: Callable[..., Sequence[Any]]
+    ) -> Jaxpr:
+        """The replacement as a jaxpr, traced once for all sites where it must be the same."""
+        replacement, scope = site.replacement, site.match.scope
+        eqns = [scope.eqns[i] for i in (site.match.index, *replacement.also)]
+        key = (
+            site.rewrite.name,
+            replacement.key,
+            tuple(a.aval for a in operands),
+            tuple(v.aval for v in replacement.results),
+            tuple((id(e.ctx), tuple(map(_plain, e.params.items()))) for e in eqns),
+            self._within,
+            tracing.trace_context(),
+        )
+        known = self._traces.get(key)
+        if known is None:
+            self._keep.extend(eqns)
+            axes = [vma.varying(v.aval) for v in replacement.results]
+            known = self._traces[key] = tracing.trace_replacement(
+                _varying_at_least(fn, axes), operands, site.match.eqn
+            )
+        return known
 
     def _narrow(self, body: Body, dropped: frozenset[int]) -> Body:
         """``body`` without some unread inputs; one object per body and set of inputs."""
@@ -237,12 +272,14 @@ def _what_is_done(site: Accepted) -> tuple[object, ...]:
     return site.rewrite.name, done.key, tuple(id(a) for a in atoms), len(done.operands), done.also
 
 
-def _rebind(eqn: Eqn, mapping: Mapping[Var, Var]) -> Eqn:
-    """``eqn`` with some variables, read or bound, given other names."""
-    invars = [mapping.get(a, a) if jaxprs.is_var(a) else a for a in eqn.invars]
-    outvars = [mapping.get(v, v) for v in eqn.outvars]
-    effects = jaxprs.renamed_effects(eqn.effects, mapping)
-    return eqn.replace(invars=invars, outvars=outvars, effects=effects)
+def _plain(param: tuple[str, Any]) -> tuple[str, object]:
+    """A param by its value, or by its identity where it can't be compared."""
+    name, value = param
+    try:
+        hash(value)
+    except TypeError:
+        return name, id(value)
+    return name, value
 
 
 def _live(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> tuple[set[int], set[Var]]:
@@ -272,7 +309,7 @@ def _prune(
     """The emitted equations without those that the rewrite left with no reader; what they read.
 
     What was dead before stays where all that it reads is still there: it is not this rewrite's to
-    remove, and no reason to keep what this rewrite has no more use for.
+    remove, and no reason to keep what this rewrite has no more use for. What the user keeps stays.
     """
     literal = jaxprs.LITERAL
     read = {a for a in outvars if type(a) is not literal}
@@ -280,7 +317,7 @@ def _prune(
     kept: list[tuple[bool, Eqn]] = []
     for index, made in reversed(emitted):
         for eqn in reversed(made):
-            needed = not read.isdisjoint(eqn.outvars) or _acts(eqn)
+            needed = not read.isdisjoint(eqn.outvars) or _acts(eqn) or is_kept(eqn)
             if needed:
                 read.update([a for a in eqn.invars if type(a) is not literal])
             elif index in was_live:

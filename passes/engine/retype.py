@@ -119,7 +119,7 @@ class Retyper:
         """A pvary has only the axes left to add that its operand doesn't vary over yet."""
         (operand,), (var,) = eqn.invars, eqn.outvars
         left = frozenset(eqn.params["axes"]) - vma.varying(operand.aval)
-        new, (value,) = tracing.splice(lambda x: [vma.pvary(x, left)], [operand], eqn)
+        new, (value,) = tracing.inline(lambda x: [vma.pvary(x, left)], [operand], eqn)
         renamed[var] = value
         if value.aval != var.aval:
             self.mark(value)
@@ -235,7 +235,7 @@ def _cast(eqn: Eqn, atom: Atom, axes: frozenset[str]) -> tuple[list[Eqn], Atom]:
             f"{eqn.primitive.name} also reads {atom.aval.str_short()}, which is invariant",
             "integer operands only",
         )
-    new, (value,) = tracing.splice(lambda x: [vma.pvary(x, axes)], [atom], eqn)
+    new, (value,) = tracing.inline(lambda x: [vma.pvary(x, axes)], [atom], eqn)
     return new, value
 
 
@@ -254,7 +254,7 @@ def _vary_together(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
             made, atom = _cast(eqn, atom, missing)
             new.extend(made)
         elif missing:
-            made, (atom,) = tracing.splice(lambda x, m=missing: [vma.pvary(x, m)], [atom], eqn)
+            made, (atom,) = tracing.inline(lambda x, m=missing: [vma.pvary(x, m)], [atom], eqn)
             new.extend(made)
         operands.append(atom)
     return new, operands

@@ -77,6 +77,8 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
         crowded |= flow.crowded
         if accepted:
             closed = done.body
+            for splice in interpreter.splices:
+                analysis.spliced(splice)
             made = {(id(b), id(s.facts)): (b, s) for b, s in interpreter.origins}
             for body, scope in made.values():
                 analysis.rewritten(body, scope.facts)
@@ -205,17 +207,18 @@ def _match(
             by_root.setdefault(root, []).append(p)
     accepted: dict[_Key, Accepted] = {}
     found: dict[tuple[_Key, str], tuple[Scope, Site]] = {}
+    symbolic = not _sizes_known(_whole_inputs(flow.root.body))  # no other size is made of them
     for scope in flow.scopes:
         for index in scope.live:
             for p in by_root.get(scope.eqns[index].primitive, ()):
-                verdict = _judge(p, scope, index, refused)
+                verdict = _judge(p, scope, index, refused, symbolic)
                 if verdict is None:
                     continue
-                site, match = verdict
+                site, taking = verdict
                 key = (id(scope), index)
                 found[key, p.name] = scope, site
-                if match is not None:
-                    accepted[key] = Accepted(match, p.replace(match), p)
+                if taking is not None:
+                    accepted[key] = taking
                     rivals = by_root[scope.eqns[index].primitive]
                     later = [r for r in rivals[rivals.index(p) + 1 :] if r.name not in taken]
                     taken.update(_candidates(later, scope, index))
@@ -241,12 +244,16 @@ def _candidates(passes: Sequence[Pass], scope: Scope, index: int) -> set[str]:
 
 
 def _judge(
-    p: Pass, scope: Scope, index: int, refused: Mapping[tuple[Any, ...], Reason]
-) -> tuple[Site, Match | None] | None:
-    """A pass's verdict on one equation; None where it is no candidate."""
-    symbolic = _symbolic_shape(scope.eqns[index])
-    if symbolic is not None:
-        return replace(_site(p, scope, index), reasons=(symbolic,)), None
+    p: Pass, scope: Scope, index: int, refused: Mapping[tuple[Any, ...], Reason], symbolic: bool
+) -> tuple[Site, Accepted | None] | None:
+    """A pass's verdict on one equation; None where it is no candidate.
+
+    ``symbolic`` is whether there are arrays of symbolic size in the program at all.
+    """
+    if symbolic:
+        unknown = _symbolic_shape(scope.eqns[index])
+        if unknown is not None:
+            return replace(_site(p, scope, index), reasons=(unknown,)), None
     match = p.find(scope, index)
     if match is None:
         return None
@@ -264,16 +271,38 @@ def _judge(
         reasons = [earlier]
     if reasons:
         return replace(site, reasons=tuple(reasons)), None
-    return replace(site, status=Status.APPLIED), match
+    replacement = p.replace(match)
+    kept = _kept(scope, (index, *replacement.also))
+    if kept is not None:
+        return replace(site, reasons=(kept,)), None
+    return replace(site, status=Status.APPLIED), Accepted(match, replacement, p)
+
+
+def _kept(scope: Scope, indices: Iterable[int]) -> Reason | None:
+    """Why equations that a site would replace are left alone at the user's wish."""
+    for index in indices:
+        if scope.is_kept(index):
+            where = scope.name_stack(scope.eqns[index])
+            return Reason("kept", "this stands in a function given to relower.keep", where,
+                          "a place outside of it")  # fmt: skip
+    return None
 
 
 def _symbolic_shape(eqn: Eqn) -> Reason | None:
     """Why an equation on arrays of symbolic size, as in `jax.export`, is left alone."""
     for atom in (*eqn.invars, *eqn.outvars):
-        if not all(type(n) is int for n in getattr(atom.aval, "shape", ())):
+        if not _sizes_known((atom,)):
             return Reason("symbolic-shape", "passes reason about sizes that are known",
                           atom.aval.str_short(short_dtypes=True), "a static shape")  # fmt: skip
     return None
+
+
+def _sizes_known(atoms: Iterable[Any]) -> bool:
+    return all(type(n) is int for a in atoms for n in getattr(a.aval, "shape", ()))
+
+
+def _whole_inputs(body: Body) -> Iterable[Any]:
+    return (*jaxprs.constvars(body), *jaxprs.invars(body))
 
 
 def _site(p: Pass, scope: Scope, index: int) -> Site:

@@ -78,19 +78,24 @@ def choose(key: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     where = jax.typeof(key).sharding  # the types of the results are to be top_k's
     place = lax.broadcasted_iota(np.int32, key.shape, key.ndim - 1, out_sharding=where)
     best = jnp.max(key, axis=-1, keepdims=True)
-    found = jnp.min(jnp.where(key == best, place, last), axis=-1, keepdims=True)
+    found = jnp.min(_where(key == best, place, last), axis=-1, keepdims=True)
     keys, places = [best], [found]
     for _ in range(k - 1):
         left = (key < best) | ((key == best) & (place > found))
         # At least one element is left, so that the least key takes nobody's place.
-        following = jnp.max(jnp.where(left, key, least), axis=-1, keepdims=True)
-        after = jnp.where(following == best, found, np.int32(-1))
+        following = jnp.max(_where(left, key, least), axis=-1, keepdims=True)
+        after = _where(following == best, found, np.int32(-1))
         here = (key == following) & (place > after)
-        found = jnp.min(jnp.where(here, place, last), axis=-1, keepdims=True)
+        found = jnp.min(_where(here, place, last), axis=-1, keepdims=True)
         best = following
         keys.append(best)
         places.append(found)
     return lax.concatenate(keys, key.ndim - 1), lax.concatenate(places, key.ndim - 1)
+
+
+def _where(mask: jax.Array, value: jax.Array, otherwise: Any) -> jax.Array:
+    """`jnp.where` with a scalar: no call, of which a long search would hold dozens."""
+    return lax.select(mask, value, lax.full_like(value, otherwise))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))

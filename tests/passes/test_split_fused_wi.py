@@ -466,3 +466,21 @@ def test_a_derivative_of_another_rule_is_caught(monkeypatch):
     fn, x = DIFFERENTIATED["custom jvp"]
     got = jax.grad(loss(optimize(fn, passes=[NAME])))(x)
     assert not np.allclose(got, jax.grad(loss(fn))(x))
+
+
+def test_sites_that_differ_in_their_cuts_only(same):
+    """What is put in place of one is no good for the other."""
+
+    def fn(w):
+        front = jnp.concatenate([w[..., :2], w[..., 2:4]], 2)
+        back = jnp.concatenate([w[..., 4:6], w[..., 6:]], 2)
+        return front * 2 - back
+
+    same(fn, W, passes=[NAME], applied={NAME: 2})
+
+
+def test_what_is_kept_stays(why):
+    from relower import keep
+
+    fn = of_halves(keep(jnp.tanh), keep(jnp.tanh))
+    assert [r[0].split(":")[0] for r in why(explain(fn, X, passes=[NAME]), NAME)] == ["kept"]
