@@ -77,6 +77,7 @@ def _terms(scope: Scope, index: int) -> Sum:
     inner: list[int] = []
     for atom in scope.eqns[index].invars:
         made = None if jaxprs.is_literal(atom) else scope.definition(atom)
+        made = None if made is None or scope.is_kept(made[0]) else made
         eqn = None if made is None else scope.eqns[made[0]]
         if made is not None and eqn is not None and _adds(eqn):
             if _only_reader(scope, atom) == index:
@@ -85,7 +86,7 @@ def _terms(scope: Scope, index: int) -> Sum:
                 others += below.others
                 inner += (*below.inner, made[0])
                 continue
-        elif made is not None and eqn is not None and eqn.primitive is primitive("pad_p"):
+        elif made is not None and eqn is not None and _pads(eqn):
             parts.append(_part(scope, made[0], eqn))
             continue
         others.append(atom)
@@ -95,6 +96,10 @@ def _terms(scope: Scope, index: int) -> Sum:
 
 def _adds(eqn: Eqn) -> bool:
     return eqn.primitive in roots() and set(eqn.params) <= PARAMS[eqn.primitive.name]
+
+
+def _pads(eqn: Eqn) -> bool:
+    return eqn.primitive is primitive("pad_p") and set(eqn.params) <= PARAMS["pad"]
 
 
 def _part(scope: Scope, index: int, eqn: Eqn) -> Part:

@@ -296,6 +296,8 @@ class _Matcher:
         return node
 
     def _pass(self, scope: Scope, index: int) -> None:
+        if scope.is_kept(index):
+            raise Stop("kept", scope.eqns[index].primitive.name, "equations that may be changed")
         self.chain.passed.add((id(scope), index))
 
     def _alike(self, eqns: Sequence[Eqn], first: Any, of: Any = lambda e: e.params) -> None:

@@ -109,7 +109,7 @@ def _routed(scope: Scope, index: int) -> Backward | None:
         if product.primitive is not eqn.primitive or not _is_input_gradient(found, product, eqn):
             continue
         found.placed = replace(taken.placed, scatter=outer.placed.scatter)
-        if not _by_rows(product):
+        if not _by_rows(product) or scope.is_kept(made):
             continue
         if taken.read is not None:
             found.differences["read-elsewhere"] = Difference(
@@ -199,6 +199,8 @@ def _around(
             return None
         found.differences[code] = Difference(what, "a matrix product that is computed here")
         return found
+    if scope.is_kept(made):
+        return None
     _look_at_readers(scope, found, read)
     product = scope.eqns[made]
     if not _by_rows(product):

@@ -108,7 +108,9 @@ def _replace(match: Match) -> Replacement:
 
     outs = tuple(eqns[i].outvars[0] for i in members)
     operands = (found.cotangents, found.column, h, *routes, *given)
-    return Replacement(operands, outs, rewritten, members, also=members[1:])
+    done = tuple(eqns[i] for i in (*members, found.product))  # as objects, with their operands
+    key = (*done, placed.gather, placed.scatter, placed.mask) if placed is not None else done
+    return Replacement(operands, outs, rewritten, key, also=members[1:])
 
 
 def _product(eqn: Eqn, known: dict[Any, Any]) -> Any:

@@ -35,7 +35,7 @@ from ..matchers.graph import OUTPUT, Scope, Value
 from ..matchers.lockstep import Chain, chain_of, cut_from_one
 from ..matchers.origin import reach
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-from .parts.whole_chain import leaves, run
+from .parts.whole_chain import leaves, run, signature
 
 _REQUIREMENTS = {
     "cut": ("the parts don't lie side by side in one array",
@@ -60,6 +60,8 @@ _REQUIREMENTS = {
                  "Shardings leave the axis whole."),
     "context": ("equations were traced in different contexts",
                 "All was traced in the context of the concatenation."),
+    "kept": ("a part of the chain stands in a function given to relower.keep",
+             "Nothing of the chain is kept as it is."),
     "too-long": ("the chain is too long to be looked through", "The chain has an end in sight."),
     "out-of-reach": ("the chain reads a value of a body inside",
                      "What the chain reads is in scope at the concatenation, or outside of it."),
@@ -145,7 +147,7 @@ def _replace(match: Match) -> Replacement:
         return [run(chain.root, dict(zip(values, given, strict=True)))]
 
     atoms = tuple(operands[v] for v in values)
-    key = tuple(sorted(index for _, index in chain.passed))
+    key = signature(chain.root, values)
     return Replacement(atoms, tuple(match.eqn.outvars), whole, key, match.captures["wants"])
 
 

@@ -61,9 +61,10 @@ class Places:
         x = x if mask is None else jnp.where(mask, x, 0)
         if self.placed.scatter is None:
             return x
-        eqn = self.placed.scatter
+        params = self.placed.scatter.params
         zeros = lax.full((self.rows[0], x.shape[-1]), 0, x.dtype)
-        return eqn.primitive.bind(zeros, indices, x, **eqn.params)
+        named = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+        return lax.scatter_add(zeros, indices, x, **{name: params[name] for name in named})
 
     def back(self, rows: Any, given: Sequence[Any]) -> Any:
         """Each choice's number from that of its row, ``[rows]``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,6 +35,42 @@ def leaves(root: Node) -> list[Value]:
             stack.extend(o for o in reversed(node.operands) if o is not None)
             stack.append(node.inner)
     return list(found)
+
+
+def signature(root: Node, values: Sequence[Value]) -> Hashable:
+    """Equal for chains that do the same to as many values; equations count as objects."""
+    places = {value: i for i, value in enumerate(values)}
+    numbers: dict[int, int] = {}
+    done: list[Hashable] = []
+
+    def number(node: Node | None) -> int:
+        if node is None:
+            return -1
+        if id(node) not in numbers:
+            said = _said(node, places, number)
+            numbers[id(node)] = len(done)
+            done.append(said)
+        return numbers[id(node)]
+
+    number(root)
+    return tuple(done)
+
+
+def _said(
+    node: Node, places: Mapping[Value, int], number: Callable[[Node | None], int]
+) -> Hashable:
+    if isinstance(node, Input):
+        return "input", node.position
+    if isinstance(node, Step):
+        below = tuple(map(number, node.operands))
+        return "step", node.eqns, node.result, node.axis, node.size, below
+    if isinstance(node, Call):
+        below = tuple(map(number, (node.inner, *node.operands)))
+        return "call", node.eqns, node.axes, node.result, node.axis, node.sizes, below
+    atom = node.value.atom
+    literal = jaxprs.is_literal(atom)
+    value = (str(atom.aval), np.asarray(atom.val).tobytes()) if literal else places[node.value]
+    return ("cut", value, node.axis, node.starts, node.limits) if isinstance(node, Cut) else value
 
 
 def run(root: Node, values: Mapping[Value, Any]) -> Any:
