@@ -181,6 +181,11 @@ class Scope:
             return None
         return self._call or self.callers[0]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several calls run the body, with nothing to tell which of them is meant."""
+        return self._call is None and len(self.callers) > 1
+
     def position(self, var: Var) -> int | None:
         """Which of the body's inputs a variable is, as counted by `compat.jaxprs.invars`."""
         if self._inputs is None:
