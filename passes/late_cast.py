@@ -119,8 +119,8 @@ def _replace(match: Match) -> Replacement:
     differentiable.defjvp(early)
 
     operands = tuple(e.invars[0] for e in converts)
-    constants = tuple(c for s in found.steps for c in s.operands if isinstance(c, Constant))
-    key = (tuple(found.sources), tuple(found.members), constants, narrow, wide)
+    moves = tuple((id(s.eqn), s.operands, s.results) for s in found.steps)
+    key = (moves, tuple(number for number, _ in found.leaves), narrow, wide)
     results = tuple(var for _, var in found.leaves)
     return Replacement(
         operands, results, lambda *xs: differentiable(*xs), key, also=tuple(found.members)
