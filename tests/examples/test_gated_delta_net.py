@@ -1,5 +1,6 @@
 """The example computes the gated delta rule, trains, and lowers at the real size."""
 
+import importlib.util
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from relower import diff, optimize
+from relower import cost, diff, optimize
 from relower.compat import bodies, jaxprs
 from relower.gates.containment import strays
 from relower.lowering import lower
@@ -181,3 +182,33 @@ def test_every_stack_of_tokens_in_the_kernel_is_dense_and_nothing_else_changes()
     found = diff(*(lower(c, levels=("inlined",)) for c in (case, dense)), level="inlined")
     assert found.changes
     assert not strays(found, ["kernel:causal_conv"])
+
+
+# --- compiled for the TPU, where its compiler is installed --------------------------------------
+
+compiled = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="libtpu isn't installed, so nothing is compiled: install relower[tpu]",
+)
+
+
+def costs(case, name):
+    return [cost(c) for c in (case, replace(case, fn=optimize(case.fn, passes=[name])))]
+
+
+@pytest.mark.libtpu
+@compiled
+def test_a_late_cast_saves_the_copy_and_a_fifth_of_the_cycles():
+    before, after = costs(gdn.conv(), "late_cast")
+    copy = 4 * 16_384 * 4096
+    assert before.memory.temp >= copy
+    assert after.memory.temp == 0
+    if {before.rung, after.rung} == {"profile"}:  # an older compiler's analysis may die
+        assert before.total().cycles >= 1.25 * after.total().cycles
+
+
+@pytest.mark.libtpu
+@compiled
+def test_the_kernel_compiles_with_dense_stacks():
+    for found in costs(gdn.conv_kernel(), "stable_stack"):
+        assert list(found.kernels) == ["causal_conv"]

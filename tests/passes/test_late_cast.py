@@ -109,6 +109,15 @@ def test_arrays_that_are_joined_are_one_site(same):
     same(fn, awkward((2, 3, 6), seed=1), awkward((2, 8, 6)), passes=[NAME], applied=ONE)
 
 
+def test_sites_that_differ_inside_a_call_only_are_told_apart(same):
+    """Replacements that are alike are traced once: these two aren't."""
+    front, back = (
+        jax.jit(lambda x, p=p: windows(jnp.pad(x.astype(np.float32), ((0, 0), p, (0, 0)))))
+        for p in ((3, 0), (0, 3))
+    )
+    same(lambda x, y: (front(x), back(y)), X, X, passes=[NAME], applied={NAME: 2})
+
+
 def moved_wide(eqns_of, fn, *args):
     """Slices, pads and joins of float32."""
     found = [
