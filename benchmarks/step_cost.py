@@ -19,7 +19,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +28,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import relower
 from relower.lowering.case import Case
 from relower.lowering.cost.compare import compare
+from relower.lowering.cost.measurement import SiteSum, sum_of_sites
 from relower.lowering.cost.model import Cost
 from relower.lowering.errors import InputError
 from relower.lowering.load import load_case
-from relower.passes.base import Measured, Site
+from relower.passes.base import Measured
 
 STEP = Path(__file__).resolve().parents[1] / "examples" / "routed_moe.py"
 EXPLAINED = 0.9
-
-
-def summed(sites: tuple[Site, ...]) -> dict[str, Any]:
-    """Cycles of the sites in one run of the step, before and after, and what is left out."""
-    known = [s.measured for s in sites if s.measured is not None and s.measured.chosen]
-    counted = [m for m in known if m.runs is not None]
-    before = sum(m.before * (m.runs or 0) for m in counted)
-    after = sum(m.after[m.chosen or ""] * (m.runs or 0) for m in counted)
-    return {
-        "sites": len(sites),
-        "measured": len(counted),
-        "before": before,
-        "after": after,
-        "saving": before - after,
-        "bytes": sum(m.bytes * (m.runs or 0) for m in counted),
-        "rungs": sorted({m.rung for m in counted if m.rung}),
-    }
 
 
 def whole(case: Case, limit: float) -> Cost | str:
@@ -97,12 +81,8 @@ def show_sites(report: relower.Report) -> None:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    sites = found["sum"]
-    print(
-        f"sites: {sites['before']:,.0f} → {sites['after']:,.0f} cycles in one step; "
-        f"{sites['measured']} of {sites['sites']} rewritten sites have a figure, "
-        f"rung {', '.join(sites['rungs']) or 'none'}"
-    )
+    sites = SiteSum(**found["sum"])
+    print(sites)
     for name in ("before", "after"):
         side = found[name]
         if "error" in side:
@@ -118,7 +98,7 @@ def show(found: Mapping[str, Any]) -> None:
             print(f"  note: {note}")
     if "bytes" in found["before"]:
         print(
-            f"the sites, each alone, move {sites['bytes']:,} HBM bytes; the step before moves at "
+            f"the sites, each alone, move {sites.bytes:,} HBM bytes; the step before moves at "
             f"least {found['before']['bytes']:,}"
         )
     if found["explained"] is not None:
@@ -130,6 +110,7 @@ def main() -> int:
     parser.add_argument("--case", default=f"{STEP}:real", help="default: the routed example")
     parser.add_argument("--contract", default="rounding", help="as for relower.optimize")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one compilation")
+    parser.add_argument("--decide", action="store_true", help='as choose="measured" does')
     parser.add_argument("--sites-only", action="store_true", help="don't compile the whole step")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -139,13 +120,13 @@ def main() -> int:
             raise InputError(f"{options.case}: has a mesh; wanted a case for one device")
     except InputError as error:
         parser.error(str(error))
-    choose = Measured(limit=options.limit)
+    choose = Measured(limit=options.limit, decide=options.decide)
     report = relower.explain(
         case.fn, *case.args, contract=options.contract, choose=choose, **case.kwargs
     )
     if not options.json:
         show_sites(report)
-    found: dict[str, Any] = {"sum": summed(report.applied)}
+    found: dict[str, Any] = {"sum": asdict(sum_of_sites(report.to_json()))}
     costs: list[Cost | str] = ["not compiled"] * 2
     if not options.sites_only:
         costs = [whole(case, options.limit)]
@@ -156,14 +137,16 @@ def main() -> int:
     if isinstance(a, Cost) and isinstance(b, Cost):
         change = compare(a, b)
         if change.worse is not None and a.rung == "profile" and change.before != change.after:
-            found["explained"] = found["sum"]["saving"] / (change.before - change.after)
+            found["explained"] = (found["sum"]["before"] - found["sum"]["after"]) / (
+                change.before - change.after
+            )
     if options.json:
         print(json.dumps(found, indent=2))
     else:
         show(found)
     if found["explained"] is not None and found["explained"] < EXPLAINED:
         return 1
-    return 2 if found["sum"]["measured"] < found["sum"]["sites"] else 0
+    return 2 if found["sum"]["summed"] < found["sum"]["sites"] else 0
 
 
 if __name__ == "__main__":

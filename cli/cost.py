@@ -8,13 +8,17 @@ import re
 import tempfile
 from dataclasses import replace
 
+from rich.text import Text
+
 from ..gates.child import passes_from, run
 from ..gates.cost_page import comparison_page, cost_page
+from ..gates.render import indented
 from ..lowering.compile import StagedModule
 from ..lowering.cost.attribute import Attribution, RewriteSite, attribute
 from ..lowering.cost.cache import user_cache
 from ..lowering.cost.compare import Comparison, compare
 from ..lowering.cost.ladder import measure
+from ..lowering.cost.measurement import SiteSum, sum_of_sites
 from ..lowering.cost.model import Cost
 from ..lowering.cost.to_json import comparison_json, cost_json
 from ..lowering.errors import InputError
@@ -85,28 +89,50 @@ def _run(options: argparse.Namespace) -> int:
     passes_b = options.passes if options.passes_b is None else options.passes_b
     b = measured(options, second, passes_b)
     found = compare(a, b)
-    whose = attributed(options, second, passes_b, found)
+    whose = sites = None
+    if _is_rewritten(options, second, passes_b):
+        if found.unlike is None:
+            whose = attributed(options, second, passes_b, found)
+        if found.worse is None:
+            sites = summed(options, second, passes_b)
     if options.json:
-        print_json("cost_comparison", comparison_json(found, whose))
+        print_json("cost_comparison", comparison_json(found, whose, sites))
     else:
         show_comparison(console(), found, (options.a, second), options.ops, whose)
+        if sites is not None:
+            indented(console(), Text(str(sites), style="bold"), 0)
     titles = (options.a, f"{second} with {passes_b}" if second == options.a else second)
     trouble = written("--html", options.html, lambda: comparison_page(found, titles, whose))
     return exit_code(2 if found.worse is None else int(found.worse), trouble)
 
 
+def _is_rewritten(options: argparse.Namespace, second: str, passes_b: str | None) -> bool:
+    """Whether B is A with passes."""
+    plain = passes_from(options.passes) is None
+    return second == options.a and plain and passes_from(passes_b) is not None
+
+
 def attributed(
     options: argparse.Namespace, second: str, passes_b: str | None, found: Comparison
-) -> Attribution | None:
-    """The change by rewrite, where B is A rewritten and cycles can be compared."""
-    rewritten = passes_from(passes_b)
-    same = second == options.a and passes_from(options.passes) is None and rewritten is not None
-    if not same or found.unlike is not None:
-        return None
-    request = job(options, "explain", second, passes=rewritten)
+) -> Attribution:
+    """The change by rewrite."""
+    request = job(options, "explain", second, passes=passes_from(passes_b))
     with status(f"finding the rewrites of {second}"):
         report = run(replace(request, options={"lines": True}), timeout=options.limit)
     return attribute(found, RewriteSite.of_report(report))
+
+
+def summed(options: argparse.Namespace, second: str, passes_b: str | None) -> SiteSum:
+    """The rewritten sites, each compiled alone: the rung below, where the whole has no cycles."""
+    how = {
+        "decide": False,
+        "limit": options.limit,
+        "memory_limit": int(options.memory_limit * 2**30),
+        "cache": not options.no_cache,
+    }
+    request = job(options, "explain", second, passes=passes_from(passes_b))
+    with status(f"compiling the rewritten sites of {second}"):
+        return sum_of_sites(run(replace(request, options={"measure": how})))
 
 
 def measured(options: argparse.Namespace, spec: str, passes: str | None) -> Cost:

@@ -200,6 +200,8 @@ class Measured:
     """Bytes of host memory for each compilation; None sets none."""
     cache: bool = True
     """Look for what the compiler said of the same fragment before, and keep what it says."""
+    decide: bool = True
+    """Let the figures decide; False only measures what the rules of thumb do."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from .attribute import Attribution
 from .compare import Comparison
+from .measurement import SiteSum
 from .model import CYCLE_RUNGS, RUNGS, Cost, OpCost, Total
 
 
@@ -44,7 +45,9 @@ def op_json(op: OpCost) -> dict[str, Any]:
     return {**asdict(op), "figure": op.figure, "bound": op.bound, "total": op.total}
 
 
-def comparison_json(found: Comparison, attribution: Attribution | None = None) -> dict[str, Any]:
+def comparison_json(
+    found: Comparison, attribution: Attribution | None = None, sites: SiteSum | None = None
+) -> dict[str, Any]:
     """Both costs, what could be compared, and the change by rewrite where B is A rewritten."""
     return {
         "a": cost_json(found.a),
@@ -55,6 +58,7 @@ def comparison_json(found: Comparison, attribution: Attribution | None = None) -
         "worse": found.worse,
         "groups": [{**asdict(g), "saving": g.saving} for g in found.groups],
         "rewrites": None if attribution is None else attribution_json(attribution),
+        "sites": None if sites is None else {**asdict(sites), "saving": sites.saving},
     }
 
 

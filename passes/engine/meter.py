@@ -16,6 +16,7 @@ from typing import Any
 from ...lowering.compile import CompileFailed, StagedModule
 from ...lowering.cost.cache import CostCache, user_cache
 from ...lowering.cost.fragment import comparable, measure_fragment
+from ...lowering.cost.measurement import ONE_WAY
 from ...lowering.cost.model import Cost
 from ...lowering.errors import InputError
 from ...lowering.fragment import stage_fragment
@@ -25,8 +26,6 @@ from ..base import Match, Measured, Measurement, Pass, Reason, Replacement, Site
 from ..report import Report
 from .fragments import Cut, Region, Uncut, cut
 
-ONE_WAY = "rewrite"
-"""What the way of a pass that knows one only is called."""
 _HOPELESS = ("missing", "target")
 """Failures of the compiler that the next fragment would meet too."""
 
@@ -66,7 +65,19 @@ class Meter:
 
         A pass that takes something out and puts nothing in its place has nothing to decide.
         """
-        return tuple(p if p.program else self._measuring(p, passes) for p in passes)
+        alter = (lambda p: self._measuring(p, passes)) if self.asked.decide else self._noting
+        return tuple(p if p.program else alter(p) for p in passes)
+
+    def _noting(self, p: Pass) -> Pass:
+        """The pass as it is, what it does measured."""
+
+        def taken(match: Match) -> Replacement:
+            way = p.replace(match)
+            if not match.scope.is_kept(match.index):
+                self._remember(p, match, self._measure(match, {ONE_WAY: way}, {}), {ONE_WAY: way})
+            return way
+
+        return replace(p, replace=taken)
 
     def _measuring(self, p: Pass, passes: Sequence[Pass]) -> Pass:
         def profitable(match: Match) -> Reason | None:
@@ -108,10 +119,17 @@ class Meter:
         known = self._known.get(key)
         if known is None or known.match.scope is not scope:
             ways, closed = _ways(p, match)
-            known = _Known(match, self._measure(match, ways, closed), ways)
-            self._known[key] = known
-            self._note_runs(p, match, known.found)
+            known = self._remember(p, match, self._measure(match, ways, closed), ways)
         return known.found, known.ways
+
+    def _remember(
+        self, p: Pass, match: Match, found: Measurement, ways: Mapping[str, Replacement]
+    ) -> _Known:
+        scope, eqn = match.scope, match.eqn
+        key = (p.name, id(eqn), scope.source_line(eqn), scope.name_stack(eqn))
+        known = self._known[key] = _Known(match, found, ways)
+        self._note_runs(p, match, found)
+        return known
 
     def _note_runs(self, p: Pass, match: Match, found: Measurement) -> None:
         """A site stands for an equation in every scope; only those of the last round count."""
@@ -233,9 +251,11 @@ class Meter:
             return [*notes, f"nothing was measured, rules of thumb decided: {self.given_up}"]
         without = sum(m.why is not None for m in found)
         if found:
+            how = "decided by" if self.asked.decide else "measured in"
+            rest = "by rule of thumb" if self.asked.decide else "were not"
             notes.append(
-                f"{len(found) - without} sites were decided by estimated cycles on {self.target}, "
-                f"{without} by rule of thumb; {self.compiled} fragments"
+                f"{len(found) - without} sites were {how} estimated cycles on {self.target}, "
+                f"{without} {rest}; {self.compiled} fragments"
             )
         return notes
 

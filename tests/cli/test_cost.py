@@ -107,6 +107,23 @@ def test_a_program_against_itself_rewritten(costs, capfd, monkeypatch, parsed, t
     assert found["share"] == 1.0
 
 
+def test_where_the_whole_has_no_cycles_the_sites_are_summed(costs, capfd, monkeypatch, parsed):
+    measured = {"rung": "fragment", "before": 100.0, "after": {"rewrite": 40.0}, "runs": 3}
+    report = sites("a.py:1", "a.py:2")
+    report["sites"][0]["measured"] = {**measured, "chosen": "rewrite", "bytes": 8}
+    report["sites"][1]["measured"] = {"why": "it stands in a kernel's body"}
+    monkeypatch.setattr(command, "run", lambda job, timeout=None: report)
+    costs(a=made({}), packed=made({}))
+    assert main(["cost", "x.py:a", "--passes-b", "packed"]) == 2
+    out = " ".join(capfd.readouterr().out.split())
+    assert "the rewritten sites alone: 300 → 120 cycles in one run, rung fragment" in out
+    assert "1 of 2 sites have a figure (1 without: it stands in a kernel's body)" in out
+    assert main(["cost", "x.py:a", "--passes-b", "packed", "--json"]) == 2
+    found = parsed("cost_comparison", capfd.readouterr().out)
+    assert found["rewrites"] is None
+    assert found["sites"]["saving"] == 180
+
+
 def test_two_programs_have_no_rewrites(costs, capfd, parsed):
     costs(a=made(FULL), b=made({**FULL, "sort.8": 20}))
     assert main(["cost", "x.py:a", "x.py:b", "--json"]) == 0

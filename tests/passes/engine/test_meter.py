@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import relower
-from relower import MeasureWarning, explain, optimize
+from relower import Measured, MeasureWarning, explain, optimize
 from relower.compat.mlir import parse_stablehlo
 from relower.lowering.compile import Compiled, CompileFailed
 from relower.lowering.cost import ladder
+from relower.lowering.cost.measurement import sum_of_sites
 from relower.passes.engine.meter import Meter
 
 IDS = np.random.RandomState(0).randint(0, 8, 64).astype(np.int32)
@@ -162,6 +163,33 @@ def test_equal_sites_are_compiled_once(compiler):
     report = explain(both, IDS, IDS, passes=["argsort_packed_key"], choose="measured")
     assert only(report).calls == only(report).measured.runs == 2
     assert len(texts) == len(set(texts)) == 2
+
+
+def test_measuring_without_deciding(compiler):
+    """What the rules of thumb do, with figures that would have decided otherwise."""
+    compiler({STABLE: 1000, UNSTABLE: 2000})
+    report = explain(order, IDS, choose=Measured(decide=False))
+    assert report.counts() == explain(order, IDS).counts() == {"argsort_packed_key": 1}
+    assert only(report).measured.after == {"rewrite": 2001}
+    assert str(sum_of_sites(report.to_json())) == (
+        "the rewritten sites alone: 1,001 → 2,001 cycles in one run, rung fragment; "
+        "1 of 1 sites have a figure"
+    )
+    assert report.notes[-1].startswith("1 sites were measured in estimated cycles on TPU7x:2x2x1")
+
+
+def test_a_sum_says_what_it_leaves_out(compiler):
+    compiler({STABLE: 1000, UNSTABLE: 500}, fails=[PACKED])
+    found = sum_of_sites(explain(order, IDS, choose=Measured(decide=False)).to_json())
+    assert (found.sites, found.summed, found.before) == (1, 0, 0)
+    assert sum(found.missing.values()) == 1
+
+    def until(ids):
+        return jax.lax.while_loop(lambda c: c[0] < 3, order, ids)
+
+    compiler({STABLE: 1000, UNSTABLE: 500})
+    found = sum_of_sites(explain(until, IDS, choose=Measured(decide=False)).to_json())
+    assert found.missing == {"it runs an unknown number of times": 1}
 
 
 def test_what_is_kept_is_not_measured(compiler):
