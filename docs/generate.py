@@ -61,6 +61,7 @@ def page(rewrite: Pass) -> str:
         f"`{rewrite.contract.value.upper()}`: {_sentence(rewrite)}",
         f"Each application lowers the number of {rewrite.measure}, so rewriting ends.",
         *_ways(rewrite),
+        *(["It runs only where it is asked for by name."] if rewrite.by_name else []),
         "## What must hold",
         "\n".join(f"- `{r.code}`: {r.sentence}" for r in rewrite.requirements),
         "A site that fails a requirement is declined with that code, the value found, and the "

@@ -158,6 +158,11 @@ BAD = [
     (["lower", "cases.py:base", "--passes", "argsort_packd"], "did you mean 'argsort_packed_key'"),
     (["explain", "cases.py:base", "--passes", "argsort_packd"], "did you mean"),
     (["explain", "cases.py:fails", "--arg", "f32[8,3]"], "can't be traced: TypeError"),
+    (["lower", "cases.py:base", "--frozen", "w"], "--frozen is for passes: found none, wanted"),
+    (
+        ["explain", "cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]", "--frozen", "nothing"],
+        "the regex 'nothing' matches none of",
+    ),
     (["explain", "none.py:base"], "none.py: no such file"),
     (["gate", "none.toml"], "none.toml: can't be read"),
     (["gate", "--shard", "3/2"], "--shard '3/2': wanted I/N"),
@@ -246,12 +251,28 @@ def test_explain(capfd, parsed):
     assert "applied (1)" in out
     assert "argsort_unique_pairs  sort" in out
     assert f"cases.py:{line}" in out
-    assert "declined (3)" in out
+    assert "declined (1)" in out
+    assert "    instead of argsort_packed_key: unknown-range" in out
+    assert "    instead of inverse_permutation: not-a-permutation" in out
     assert "maybe-negative: the index is not known to be at least 0" in out
-    assert "1 applied, 3 declined" in out.splitlines()[-1]
+    assert "1 applied, 1 declined" in out.splitlines()[-1]
     assert err == ""
     out, _ = said(capfd, "explain", *arguments, "--json", code=0)
     assert parsed("report", out)["applied"] == 1
+
+
+def test_explain_measured(capfd, parsed, tmp_path, monkeypatch):
+    """What can't be measured is said at the site; where libtpu is, figures are."""
+    monkeypatch.setenv("RELOWER_CACHE", str(tmp_path))
+    arguments = ["cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
+    arguments += ["--passes", "argsort_unique_pairs", "--measure", "--limit", "0.01"]
+    out, err = said(capfd, "explain", *arguments, code=0)
+    assert "not measured, the rule of thumb decided: " in out
+    assert err == ""
+    out, _ = said(capfd, "explain", *arguments, "--json", code=0)
+    (site,) = parsed("report", out)["sites"]
+    assert site["measured"]["why"]
+    assert site["measured"]["chosen"] is None
 
 
 def test_passes_change_a_program(capfd):
