@@ -7,9 +7,9 @@ from itertools import groupby
 
 from ..lowering.change import Change, Difference, Group
 from ..lowering.program import Program
-from .matrix import CellResult, GateResult
 from .page import badge, folded, page, table, text
 from .render import alike, heading, places, plural, what
+from .results import CellResult, GateResult
 
 OPEN_GROUPS = 200
 """Groups of differences that are unfolded from the start; a function beyond is a click away."""

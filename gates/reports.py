@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from xml.etree import ElementTree as xml
 
-from .matrix import CellResult, GateResult
 from .render import plain
+from .results import CellResult, GateResult
 
 SUMMARY_BYTES = 1 << 20
 """What GitHub takes as the summary of one step, in bytes."""

@@ -9,7 +9,8 @@ from relower.gates import cost_budget
 from relower.gates.budget import parse_budget
 from relower.gates.config import load_matrix
 from relower.gates.cost_budget import nodes_to_compile
-from relower.gates.matrix import GateResult, Ready, judge, run_matrix, steps
+from relower.gates.matrix import Ready, judge, run_matrix, steps
+from relower.gates.results import GateResult
 from relower.lowering.artifact_index import form_digest
 from relower.lowering.compile import Compiled, StagedModule
 from relower.lowering.cost.estimate import Figures

@@ -10,8 +10,8 @@ import pytest
 
 from relower.gates.cells import Cell, Node
 from relower.gates.html_report import OPEN_GROUPS, diff_page, gate_page
-from relower.gates.matrix import CellResult, GateResult
 from relower.gates.page import SCRIPT, STYLE, page, text
+from relower.gates.results import CellResult, GateResult
 from relower.lowering.change import Change, Difference, Group, Verdict
 from relower.lowering.program import Form, Location, Program, Stamp, Unknown
 

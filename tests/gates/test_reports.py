@@ -6,8 +6,8 @@ from xml.etree import ElementTree as xml
 import pytest
 
 from relower.gates.cells import Cell, Node
-from relower.gates.matrix import CellResult, GateResult
 from relower.gates.reports import SUMMARY_BYTES, junit, step_summary
+from relower.gates.results import CellResult, GateResult
 from relower.gates.shard import Shard
 from relower.lowering.change import Change, Difference, Group, Verdict
 
