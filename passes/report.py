@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from .base import Site, Status
+from .base import FrozenLeaf, Site, Status
+from .frozen_tree import frozen_tree
 
 SCHEMA = "relower.report/1"
 
@@ -37,6 +38,8 @@ class Report:
     """Distinct bodies visited, each in one context."""
     rounds: int
     """Rounds of matching and substituting until nothing more applied."""
+    frozen: tuple[FrozenLeaf, ...] = ()
+    """Frozen parameters, in the order of the user's tree."""
     superseded: tuple[str, ...] = ()
     """Passes that had a candidate at a site which a preferred pass took."""
     notes: tuple[str, ...] = ()
@@ -90,18 +93,13 @@ class Report:
                     "scope": s.scope,
                     "calls": s.calls,
                     "taken_by": self.taken_by(s),
-                    "reasons": [
-                        {
-                            "code": r.code,
-                            "sentence": r.sentence,
-                            "found": r.found,
-                            "wanted": r.wanted,
-                        }
-                        for r in s.reasons
-                    ],
+                    "reasons": [r.to_json() for r in s.reasons],
+                    **({} if not s.lines else {"lines": list(s.lines)}),
+                    **({} if s.measured is None else {"measured": asdict(s.measured)}),
                 }
                 for s in self.sites
             ],
+            "frozen": [leaf.to_json() for leaf in self.frozen],
             "coverage": [
                 {
                     "primitive": g.primitive,
@@ -129,6 +127,8 @@ class Report:
             lines.append(f"  {s.status.value:8} {s.pass_name}  {s.primitive} → {s.shape}{calls}")
             lines.append(f"           {where}  {s.scope}")
             lines.extend(f"           {r.code}: {r}" for r in s.reasons)
+            lines.extend([f"           {s.measured}"] if s.measured is not None else [])
+        lines.extend("  " + line for line in frozen_tree([f.to_json() for f in self.frozen]))
         lines.extend(
             f"  not entered: {g.count} × {g.primitive}.{g.param}: {g.reason}" for g in self.coverage
         )
