@@ -24,7 +24,7 @@ from ..lowering.cost.to_json import comparison_json, cost_json
 from ..lowering.errors import InputError
 from ..lowering.process import Limits
 from .cost_report import show_comparison, show_cost
-from .options import CASE_HELP, Subparsers, add_command, job, seconds
+from .options import CASE_HELP, Subparsers, add_command, add_told, job, seconds
 from .show import console, exit_code, folder_exists, print_json, status, written
 
 OPS_SHOWN = 20
@@ -46,6 +46,7 @@ def add(commands: Subparsers, summary: str) -> None:
     group.add_argument(
         "--passes-b", metavar="A,B", help="as --passes, for B alone; then --passes is for A alone"
     )
+    add_told(group)
     group.add_argument("--target", metavar="KIND:AxBxC", help="as in TPU7x:2x2x1, the default")
     group.add_argument("--mesh", metavar="AXIS=N,…", help="for a case that has no mesh")
     group.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,13 +62,16 @@ def show(out: Console, report: dict[str, Any], case: str) -> None:
     passes = ", ".join(report["passes"])
     out.print(Text(case, style="bold"))
     indented(out, Text(f"passes: {passes or 'none'}", style="dim"))
+    beaten = [site for site in report["sites"] if site["taken_by"]]
     for status_name, style in (("applied", "green"), ("declined", "yellow")):
-        sites = [site for site in report["sites"] if site["status"] == status_name]
-        if sites:
+        here = [s for s in report["sites"] if s["status"] == status_name and not s["taken_by"]]
+        if here:
             out.print()
-            out.print(Text(f"{status_name} ({len(sites)})", style=f"bold {style}"))
-        for alike in _grouped(sites):
+            out.print(Text(f"{status_name} ({len(here)})", style=f"bold {style}"))
+        for alike in _grouped(here):
             _sites(out, alike)
+            _instead(out, alike, beaten)
+    _frozen(out, report.get("frozen", ()))
     if report["coverage"]:
         out.print()
         out.print(Text("not looked into", style="bold"))
@@ -81,10 +85,38 @@ def show(out: Console, report: dict[str, Any], case: str) -> None:
         indented(out, Text(f"note: {note}"), 0)
     out.print()
     out.print(
-        f"{report['applied']} applied, {report['declined']} declined; "
+        f"{report['applied']} applied, {report['declined'] - len(beaten)} declined; "
         f"{plural(report['equations'], 'equation')} in {report['bodies']} bodies, "
         f"{plural(report['rounds'], 'round')}"
     )
+
+
+def _frozen(out: Console, leaves: Sequence[dict[str, Any]]) -> None:
+    """The frozen parameters as a tree."""
+    if not leaves:
+        return
+    from ..passes.frozen_tree import frozen_tree
+
+    out.print()
+    head, *lines = frozen_tree(leaves)
+    out.print(Text(head, style="bold"))
+    for line in lines:
+        indented(out, Text(line))
+
+
+_PLACE = ("primitive", "type", "source", "scope")
+
+
+def _instead(out: Console, done: list[dict[str, Any]], beaten: list[dict[str, Any]]) -> None:
+    """Which other passes looked at the equations that one has rewritten, and why they didn't."""
+    places = {tuple(site[name] for name in _PLACE) for site in done}
+    said = {
+        (site["pass"], ", ".join(reason["code"] for reason in site["reasons"])): None
+        for site in beaten
+        if site["taken_by"] == done[0]["pass"] and tuple(site[n] for n in _PLACE) in places
+    }
+    for name, codes in said:
+        indented(out, Text(f"instead of {name}: {codes}", style="dim"), 4)
 
 
 def _grouped(sites: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

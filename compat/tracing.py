@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api_util, config, core, pjit, source_info_util
+from jax._src import ad_util, api_util, config, core, pjit, source_info_util
 from jax._src import linear_util as lu
 from jax._src.effects import JaxprInputEffect
 from jax._src.interpreters import partial_eval as pe
@@ -276,6 +276,11 @@ def inline(
     return splice(trace_replacement(fn, operands, site), operands, site)
 
 
+def zeros(aval: Any) -> Any:
+    """Zeros of a type, laid out over the mesh and varying over its axes as the type says."""
+    return ad_util.zeros_like_aval(aval)
+
+
 def rebind(eqn: Eqn, operands: Sequence[Any]) -> list[Any]:
     """The results of an equation's primitive, with its params, on other operands."""
     results = eqn.primitive.bind(*operands, **eqn.params)
@@ -309,6 +314,42 @@ def runs_elsewhere(eqn: Eqn) -> str | None:
         if value:
             return f"{name}={value}"
     return None
+
+
+def run_equation(eqn: Eqn, slots: Sequence[int], operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation, derivative rules included, with some operands given.
+
+    Args:
+      eqn: any equation; its own operands are otherwise literals.
+      slots: the positions of the operands given.
+      operands: as many arrays, of the operands' types.
+    """
+    invars = [core.Var(eqn.invars[i].aval) for i in slots]
+    inside = list(eqn.invars)
+    for slot, var in zip(slots, invars, strict=True):
+        inside[slot] = var
+    made = eqn.replace(invars=inside)
+    debug = api_util.debug_info("relower equation", run_equation, (), {})._replace(
+        arg_names=None, result_paths=()
+    )
+    outvars = [core.Var(v.aval) if jaxprs.is_dropped(v) else v for v in eqn.outvars]
+    made = made.replace(outvars=outvars)
+    body = core.Jaxpr((), invars, outvars, [made], made.effects, debug_info=debug)
+    return list(core.jaxpr_as_fun(close(body, ()))(*operands))
+
+
+def call_again(eqn: Eqn, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation on other operands; with its own derivative, where it has one."""
+    fresh = [jaxprs.new_var(a.aval) for a in eqn.invars]
+    results = [jaxprs.new_var(v.aval) for v in eqn.outvars]
+    debug = api_util.debug_info("relower", call_again, (), {})._replace(
+        arg_names=None, result_paths=()
+    )
+    alone = core.Jaxpr(
+        (), fresh, results, [eqn.replace(invars=fresh, outvars=results)], eqn.effects,
+        debug_info=debug,
+    )  # fmt: skip
+    return evaluate(close(alone, ()), *operands)
 
 
 def _wide_types(site: Eqn) -> contextlib.AbstractContextManager[Any]:
@@ -400,12 +441,17 @@ def is_jitted(fn: object) -> bool:
     return isinstance(fn, _JITTED) and hasattr(fn, "_jit_info") and hasattr(fn, "_fun")
 
 
-def trace_jitted(jitted: Any, args: Any, kwargs: Any) -> Body:
-    """The closed jaxpr of the function inside ``jitted``, traced as jit traces it.
+def trace_jitted(jitted: Any, args: Any, kwargs: Any) -> tuple[Body, Any, Callable[[object], bool]]:
+    """The function inside ``jitted``, traced as jit traces it.
 
     Python numbers are arrays of unknown value there unless they are static arguments.
+
+    Returns:
+      The closed jaxpr, the structure of the output, and which argument leaves are traced as far as
+      a leaf alone tells: of a static argument it doesn't.
     """
-    return jitted.trace(*args, **kwargs).jaxpr
+    traced = jitted.trace(*args, **kwargs)
+    return traced.jaxpr, traced.out_tree, lambda leaf: True
 
 
 @functools.cache

@@ -40,6 +40,9 @@ class Job:
     args: tuple[str, ...] = ()
     passes: PassSet = None
     contract: str = "bitwise"
+    frozen: str | None = None
+    """A regex on the paths of the output's leaves; looked at only where passes run."""
+    assume: str | None = None
     target: str | None = None
     route: str | None = None
     mesh: Mapping[str, int] | None = None

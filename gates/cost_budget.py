@@ -13,8 +13,8 @@ from ..lowering.cost.model import Cost
 from ..lowering.errors import InputError
 from ..lowering.process import Limits
 from .budget import COMPILED, OTHER, Bound, Budget, Miss, Number, check
+from .cells import Cell, Matrix, Node
 from .child import Job, run
-from .config import Cell, Matrix, Node
 
 Costs = Mapping[Node, Cost | str]
 """What programs cost, or one line on why that isn't known."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..lowering.program import Program
 from .budget import OTHER, Miss, Number, check, measured
-from .config import Cell, Node
+from .cells import Cell, Node
 from .cost_budget import Costs, compiled_misses, is_compiled
 
 

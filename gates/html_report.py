@@ -32,7 +32,10 @@ def diff_page(found: Difference, names: tuple[str, str], programs: tuple[Program
         ("operations", *(f"{sum(p.ops.values()):,}" for p in programs)),
         (
             "kernels",
-            *(f"{len(p.kernels):,}, called {sum(p.kernel_calls.values()):,}×" for p in programs),
+            *(
+                f"{len(p.kernels):,} in {plural(sum(p.kernel_calls.values()), 'call')}"
+                for p in programs
+            ),
         ),
         ("set aside as noise", *(f"{sum(p.ledger.values()):,}" for p in programs)),
         ("sha256", *(f"<code>{text(digest[:16])}…</code>" for digest in found.digests)),
@@ -81,6 +84,7 @@ def _cell(cell: CellResult, unfolded: int) -> str:
     found = cell.difference
     assert found is not None
     head = f"<h2>{text(cell.cell.name)}</h2>\n<p>{badge(found.verdict.name)}{_count(found)}</p>"
+    head += f'\n<p class="dim mono">{"<br>".join(map(text, cell.sides))}</p>'
     return "\n".join([head, *_remarks(found), *_sections(found.groups, unfolded)])
 
 

@@ -16,8 +16,8 @@ from ..lowering.diff import diff
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Program
 from .cache import Cache
+from .cells import Cell, Matrix, Node
 from .child import ChildFailed, Job, run
-from .config import Cell, Matrix, Node
 from .containment import strays
 from .cost_budget import Costs, compile_node, nodes_to_compile
 from .expectations import expectations
@@ -48,6 +48,12 @@ class CellResult:
     """Why it is broken or undecided."""
     difference: Difference | None = None
 
+    @property
+    def sides(self) -> tuple[str, str]:
+        """What ``-`` and ``a`` stand for in the difference, and what ``+`` and ``b`` do."""
+        other = "" if self.cell.other is None else self.cell.other.name
+        return f"- a: {self.cell.node.name}", f"+ b: {other}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -56,6 +62,8 @@ class CellResult:
             "expects": self.cell.kind,
             "status": self.status,
             "messages": list(self.messages),
+            "a": self.cell.node.name,
+            "b": None if self.cell.other is None else self.cell.other.name,
             "difference": None if self.difference is None else self.difference.to_json(),
         }
 
@@ -274,7 +282,7 @@ def judge(
 ) -> CellResult:
     """Compares the two programs of a cell, and checks what else it expects.
 
-    The difference's first side is the program that the cell refers to.
+    The difference's sides are the cell's, as its name reads: left first.
     """
     failed = {f"{n.name}: {p}": None for n in cell.nodes()
               if isinstance(p := lowered[n], ChildFailed)}  # fmt: skip
@@ -296,7 +304,7 @@ def judge(
         how = "check" if broken and snapshots == "accept" else snapshots
         return _against_snapshot(cell, programs[cell.node], matrix, how, broken, unclear)
     try:
-        found = diff(programs[cell.other], programs[cell.node], cell.level, cell.allow)
+        found = diff(programs[cell.node], programs[cell.other], cell.level, cell.allow)
     except InputError as error:
         return CellResult(cell, "undecided", (str(error),))
     if found.verdict is Verdict.UNKNOWN:

@@ -6,13 +6,13 @@ import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 import jax
 import numpy as np
 
-from ..compat import tracing
+from ..compat import jaxprs, tracing
 from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
 from . import registry
@@ -20,6 +20,7 @@ from .base import Contract, Measured, Pass, PassNotApplicable
 from .engine.lines import Lines
 from .engine.meter import Meter
 from .engine.rewrite import Optimized, rewrite
+from .frozen import Frozen, Request, argument_paths, assumed, declared, request
 from .report import Report
 
 MAX_CACHED = 256
@@ -41,6 +42,8 @@ def optimize(
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -52,6 +55,8 @@ def optimize(
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
 ) -> F: ...
 
 
@@ -62,6 +67,8 @@ def optimize(
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
 ) -> F | Callable[[F], F]:
     """A function that computes what ``fn`` computes, by better ops where a pass applies.
 
@@ -87,23 +94,33 @@ def optimize(
         `Measured` with limits of its own, compiles each site for a TPU as it is and in each way,
         with libtpu on this host, takes the cheapest and declines where nothing is cheaper. A site
         that can't be measured is decided by rule of thumb, with a `MeasureWarning`.
+      frozen: parameters that are not trained: their gradients, which ``fn`` returns, become zeros
+        and are not computed. A `Frozen`; or, where the whole output is the gradients, what its
+        ``leaves`` may be: a regex on paths, a function of a path, or a tree of bools. A gradient
+        that something else reads is kept, and the report says by what.
+      assume: ``"finite_grads"``: a gradient that is multiplied by zero is neither inf nor NaN.
 
     Raises:
-      ValueError: an unknown pass, contract or way, or a choice for a pass that knows one way only.
+      ValueError: an unknown pass, contract, way or assumption, a choice for a pass that knows one
+        way only, or a regex that can't be compiled; when called, a declaration that fits no leaf of
+        the output.
+      TypeError: a declaration of another kind.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
     if fn is None:
         return lambda fn: optimize(
-            fn, passes=passes, contract=contract, disable=disable, choose=choose
-        )
+            fn, passes=passes, contract=contract, disable=disable, choose=choose,
+            frozen=frozen, assume=assume,
+        )  # fmt: skip
     if not callable(fn):
         raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
     chosen, asked = _selected(passes, contract, disable, choose)
+    told = _Told.of(frozen, assume, chosen)
     named = passes is not None
+    options: dict[str, Any] = {"passes": chosen, "told": told, "named": named, "asked": asked}
     if tracing.is_jitted(fn):
-        wrap = functools.partial(_wrap, passes=chosen, named=named, jitted=True, asked=asked)
-        return cast(F, tracing.rejit(fn, wrap))
-    return cast(F, _wrap(fn, passes=chosen, named=named, jitted=False, asked=asked))
+        return cast(F, tracing.rejit(fn, functools.partial(_wrap, jitted=True, **options)))
+    return cast(F, _wrap(fn, jitted=False, **options))
 
 
 def explain(
@@ -113,6 +130,8 @@ def explain(
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
     lines: bool = False,
     **kwargs: Any,
 ) -> Report:
@@ -125,18 +144,24 @@ def explain(
       contract: as for `optimize`.
       disable: as for `optimize`.
       choose: as for `optimize`.
+      frozen: as for `optimize`.
+      assume: as for `optimize`.
       lines: note at each site all lines that it takes equations from (`Site.lines`).
       **kwargs: keyword arguments of ``fn``.
     """
     chosen, asked = _selected(passes, contract, disable, choose)
+    told = _Told.of(frozen, assume, chosen)
     if tracing.is_jitted(fn):
-        closed = tracing.trace_jitted(fn, args, kwargs)
+        closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
     else:
-        closed = _trace(fn, args, kwargs).closed
+        traced = _trace(fn, args, kwargs)
+        closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
+    request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
     if not lines:
-        return _rewritten(closed, chosen, asked, _name(fn)).report
+        return _rewritten(closed, chosen, asked, _name(fn), request).report
     noted = Lines()
-    return noted.annotated(_rewritten(closed, noted.noting(chosen), asked, _name(fn)).report)
+    done = _rewritten(closed, noted.noting(chosen), asked, _name(fn), request)
+    return noted.annotated(done.report)
 
 
 def assert_applied(
@@ -187,12 +212,12 @@ def _selected(
 
 
 def _rewritten(
-    closed: Body, passes: Sequence[Pass], asked: Measured | None, name: str
+    closed: Body, passes: Sequence[Pass], asked: Measured | None, name: str, request: Request
 ) -> Optimized:
     if asked is None:
-        return rewrite(closed, passes, name=name)
+        return rewrite(closed, passes, name=name, request=request)
     meter = Meter(asked)
-    done = rewrite(closed, meter.measuring(passes), name=name)
+    done = rewrite(closed, meter.measuring(passes), name=name, request=request)
     return replace(done, report=meter.annotated(done.report))
 
 
@@ -214,9 +239,43 @@ def _trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tracing.Traced:
     return tracing.trace(fn, args, kwargs, avals)
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What the caller says of a function."""
+
+    frozen: Frozen | None
+    assume: frozenset[str]
+
+    @classmethod
+    def of(cls, frozen: Any, assume: Any, passes: Sequence[Pass]) -> _Told:
+        told = cls(declared(frozen), assumed(assume))
+        if (told.frozen or told.assume) and all(p.program is None for p in passes):
+            names = ", ".join(p.name for p in passes) or "none"
+            raise ValueError(
+                f"{'frozen' if told.frozen else 'assume'} is for the pass frozen_gradient: found "
+                f"the passes {names}, wanted it among them"
+            )
+        return told
+
+    def request(
+        self,
+        fn: Any,
+        args: Any,
+        kwargs: Any,
+        is_traced: Callable[[Any], bool],
+        closed: Body,
+        out_tree: Any,
+    ) -> Request:
+        names = argument_paths(fn, args, kwargs, is_traced)
+        if len(names) != len(jaxprs.invars(closed)):
+            names = []  # which of them are static arguments isn't known here
+        return request(self.frozen, self.assume, names, out_tree)
+
+
 def _wrap(
     fn: Callable[..., Any],
     passes: Sequence[Pass],
+    told: _Told,
     named: bool,
     jitted: bool,
     asked: Measured | None,
@@ -230,7 +289,8 @@ def _wrap(
 
     def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Any, bool]:
         traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
-        done = _rewritten(traced.closed, passes, asked, _name(fn))
+        request = told.request(fn, args, kwargs, is_dynamic, traced.closed, traced.out_tree)
+        done = _rewritten(traced.closed, passes, asked, _name(fn), request)
         _warn(done.report)
         if named:
             _require_all(passes, done.report)

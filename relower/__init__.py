@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .matchers.assume_range import assume_range as assume_range
     from .passes.base import Measured as Measured
     from .passes.base import PassNotApplicable as PassNotApplicable
+    from .passes.frozen import Frozen as Frozen
     from .passes.keep import keep as keep
     from .passes.optimize import MeasureWarning as MeasureWarning
     from .passes.optimize import assert_applied as assert_applied
@@ -33,6 +34,7 @@ _HOME = {
     "Difference": "lowering.change",
     "MeasureWarning": "passes.optimize",
     "Measured": "passes.base",
+    "Frozen": "passes.frozen",
     "PassNotApplicable": "passes.base",
     "Program": "lowering.program",
     "Report": "passes.report",

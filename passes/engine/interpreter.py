@@ -308,10 +308,15 @@ def _live(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> tuple[set[int], set[V
     live: set[int] = set()
     for index in range(len(eqns) - 1, -1, -1):
         eqn = eqns[index]
-        if eqn.effects or not read.isdisjoint(eqn.outvars):
+        if not read.isdisjoint(eqn.outvars) or _acts(eqn):
             live.add(index)
             read.update([a for a in eqn.invars if type(a) is not literal])
     return live, read
+
+
+def _acts(eqn: Eqn) -> bool:
+    """Whether an equation does something besides its results; to name a mesh axis is nothing."""
+    return bool(eqn.effects) and bool(jaxprs.true_effects(eqn))
 
 
 def _prune(
@@ -319,15 +324,29 @@ def _prune(
 ) -> tuple[list[Eqn], set[Var]]:
     """The emitted equations without those that the rewrite left with no reader; what they read.
 
-    What was dead before stays: it is not this rewrite's to remove. So does what the user keeps.
+    What was dead before stays where all that it reads is still there: it is not this rewrite's to
+    remove, and no reason to keep what this rewrite has no more use for. What the user keeps stays.
     """
     literal = jaxprs.LITERAL
     read = {a for a in outvars if type(a) is not literal}
-    kept: list[Eqn] = []
+    gone: set[Var] = set()
+    kept: list[tuple[bool, Eqn]] = []
     for index, made in reversed(emitted):
         for eqn in reversed(made):
-            unread = not eqn.effects and read.isdisjoint(eqn.outvars)
-            if not unread or index not in was_live or is_kept(eqn):
-                kept.append(eqn)
+            needed = not read.isdisjoint(eqn.outvars) or _acts(eqn) or is_kept(eqn)
+            if needed:
                 read.update([a for a in eqn.invars if type(a) is not literal])
-    return kept[::-1], read
+            elif index in was_live:
+                gone.update(eqn.outvars)
+                continue
+            kept.append((needed, eqn))
+    eqns: list[Eqn] = []
+    for needed, eqn in reversed(kept):
+        if not needed:
+            operands = [a for a in eqn.invars if type(a) is not literal]
+            if gone and not gone.isdisjoint(operands):
+                gone.update(eqn.outvars)
+                continue
+            read.update(operands)
+        eqns.append(eqn)
+    return eqns, read

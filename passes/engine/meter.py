@@ -61,10 +61,12 @@ class Meter:
         self._cache = user_cache() if self.asked.cache else None
 
     def measuring(self, passes: Sequence[Pass]) -> tuple[Pass, ...]:
-        """The passes, each deciding by figures where it did by rule of thumb."""
-        if not self.asked.decide:
-            return tuple(map(self._noting, passes))
-        return tuple(self._measuring(p, passes) for p in passes)
+        """The passes, each deciding by figures where it did by rule of thumb.
+
+        A pass that takes something out and puts nothing in its place has nothing to decide.
+        """
+        alter = (lambda p: self._measuring(p, passes)) if self.asked.decide else self._noting
+        return tuple(p if p.program else alter(p) for p in passes)
 
     def _noting(self, p: Pass) -> Pass:
         """The pass as it is, what it does measured."""
