@@ -132,7 +132,7 @@ def _replace(match: Match) -> Replacement:
     whole = reach(match.scope, parts[0].whole)
     operands = (eqn.invars[0], eqn.invars[1] if whole is None else whole, *eqn.invars[2:])
     results = tuple(e.outvars[0] for e in _eqns(match))
-    key = (tuple((p.start, p.stop) for p in parts), casts, eqn.primitive, str(params))
+    key = (tuple((p.start, p.stop) for p in parts), casts, varying, eqn.primitive)
     wants = parts[0].whole if whole is None else None
     also = tuple(p.index for p in parts[1:])
     return Replacement(operands, results, one, key, wants=wants, also=also)
