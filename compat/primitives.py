@@ -5,6 +5,7 @@ Most are public in `jax.extend.core.primitives`; the others are looked up where 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -12,17 +13,19 @@ import jax.extend.core.primitives as public
 from jax.sharding import AxisType
 
 _PRIVATE = {
+    "add_jaxvals_p": "jax._src.ad_util",
     "all_gather_invariant_p": "jax._src.lax.parallel",
     "approx_top_k_p": "jax._src.lax.ann",
     "call_hi_primitive_p": "jax._src.hijax",
+    "ragged_dot_general_p": "jax._src.lax.lax",
     "reduce_scatter_p": "jax._src.lax.parallel",
     "layout_constraint_p": "jax._src.pjit",
     "name_p": "jax._src.ad_checkpoint",
     "optimization_barrier_p": "jax._src.lax.lax",
+    "psum_invariant_p": "jax._src.lax.parallel",
     "pvary_p": "jax._src.core",
     "reduced_vary_cast_p": "jax._src.core",
     "reshard_p": "jax._src.pjit",
-    "ragged_dot_general_p": "jax._src.lax.lax",
     "scatter_sub_p": "jax._src.lax.slicing",
     "split_p": "jax._src.lax.lax",
     "stack_p": "jax._src.lax.lax",
@@ -33,6 +36,7 @@ _PRIVATE = {
 }
 
 
+@functools.cache
 def primitive(name: str) -> Any | None:
     """The primitive held by the variable ``name``, such as ``"add_p"``; None if jax has none."""
     found = getattr(public, name, None)
