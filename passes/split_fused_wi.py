@@ -31,8 +31,9 @@ from jax import lax
 from ..compat.jaxprs import Atom
 from ..compat.primitives import primitive
 from ..matchers.along import Stop
+from ..matchers.cuts import cut_from_one
 from ..matchers.graph import OUTPUT, Scope, Value
-from ..matchers.lockstep import Chain, chain_of, cut_from_one
+from ..matchers.lockstep import Chain, chain_of
 from ..matchers.origin import reach
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .parts.whole_chain import leaves, run, signature
