@@ -106,18 +106,26 @@ def _unsplit(value: Value, axis: int) -> None:
 
 def cut_from_one(scope: Scope, atoms: Sequence[Atom]) -> bool:
     """Whether every one of several values is computed from a cut of one array, in the main."""
-    first, *others = (_cuts_behind(scope, a) for a in atoms)
-    return bool(first.intersection(*others))
+    common: set[Value] | None = None
+    for atom in atoms:
+        found = _cuts_behind(scope, atom)
+        common = found if common is None else common & found
+        if not common:
+            return False
+    return bool(common)
 
 
 def _cuts_behind(scope: Scope, atom: Atom) -> set[Value]:
     """The arrays that a value is cut from, each operation's first array looked behind."""
     found: set[Value] = set()
+    bodies, barrier = calls() | custom(), primitive("optimization_barrier_p")
     for _ in range(64):
         if jaxprs.is_literal(atom):
             break
         made = scope.definition(atom)
-        if made is None or scope.eqns[made[0]].primitive in calls() | custom():
+        if made is None and scope.is_shared:
+            break  # to say of a near miss that it is one is worth no second look at every call
+        if made is None or scope.eqns[made[0]].primitive in bodies:
             step = scope.step(atom)
             if step is None:
                 break
@@ -127,9 +135,9 @@ def _cuts_behind(scope: Scope, atom: Atom) -> set[Value]:
         taken = box(scope, eqn, made[1])
         if taken is not None:
             found.add(taken[0])
-        at = made[1] if eqn.primitive is primitive("optimization_barrier_p") else 0
-        arrays = [a for a in eqn.invars[at:] if a.aval.ndim]
-        if not arrays:
+        at = made[1] if eqn.primitive is barrier else 0
+        array = next((a for a in eqn.invars[at:] if a.aval.ndim), None)
+        if array is None:
             break
-        atom = arrays[0]
+        atom = array
     return found

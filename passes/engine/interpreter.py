@@ -7,6 +7,7 @@ rewritten once and stays shared.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from ...compat.mesh_types import differs_only_in_mesh
 from ...compat.source import is_kept
 from ...matchers.facts import Splice
 from ...matchers.graph import Scope
-from ..base import Accepted, SiteDeclined
+from ..base import Accepted, Match, Replacement, SiteDeclined
 from .check import check_rewritten
 from .order import order_of
 from .retype import Retyper
@@ -241,6 +242,21 @@ class Interpreter:
             known = self._narrowed[key] = jaxprs.rebuild(body, invars=kept)
             self.origins += [(known, scope) for made, scope in self.origins if made is body]
         return known
+
+
+def replacement_equations(match: Match, replacement: Replacement) -> tuple[list[Eqn], list[Atom]]:
+    """The equations that would replace a site's root, and the atoms that hold its results.
+
+    They are traced under the axes of the bodies around the site, as for the rewrite itself.
+    """
+    operands = list(replacement.operands)
+    if replacement.fn is None:
+        return [], operands
+    with contextlib.ExitStack() as stack:
+        for caller in match.scope.path():
+            stack.enter_context(tracing.inside(caller.scope.eqns[caller.index]))
+        axes = [vma.varying(v.aval) for v in replacement.results]
+        return tracing.inline(_varying_at_least(replacement.fn, axes), operands, match.eqn)
 
 
 def _as_they_are(*operands: Any) -> Sequence[Any]:
