@@ -148,8 +148,9 @@ def _replace(match: Match) -> Replacement:
         return [run(chain.root, dict(zip(values, given, strict=True)))]
 
     atoms = tuple(operands[v] for v in values)
-    key = signature(chain.root, values)
-    return Replacement(atoms, tuple(match.eqn.outvars), whole, key, match.captures["wants"])
+    wants = match.captures["wants"]
+    key = signature(chain.root, values) if wants is None else None
+    return Replacement(atoms, tuple(match.eqn.outvars), whole, key, wants)
 
 
 def fake_quantised(w: jax.Array) -> jax.Array:
