@@ -5,6 +5,7 @@ Most are public in `jax.extend.core.primitives`; the others are looked up where 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -33,6 +34,7 @@ _PRIVATE = {
 }
 
 
+@functools.cache
 def primitive(name: str) -> Any | None:
     """The primitive held by the variable ``name``, such as ``"add_p"``; None if jax has none."""
     found = getattr(public, name, None)
