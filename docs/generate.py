@@ -61,6 +61,7 @@ def page(rewrite: Pass) -> str:
         f"`{rewrite.contract.value.upper()}`: {_sentence(rewrite)}",
         f"Each application lowers the number of {rewrite.measure}, so rewriting ends.",
         *_ways(rewrite),
+        *(["It runs only where it is asked for by name."] if rewrite.by_name else []),
         "## What must hold",
         "\n".join(f"- `{r.code}`: {r.sentence}" for r in rewrite.requirements),
         "A site that fails a requirement is declined with that code, the value found, and the "
@@ -135,7 +136,8 @@ def json_page() -> str:
     parts = [
         "# What `--json` prints",
         "<!-- Written by docs/generate.py from json.schema.json; edit that, not this page. -->",
-        "Each command prints one JSON object. Its `schema` names its kind and version; "
+        "Each command prints one JSON object, an [error](#error) where its input is bad. "
+        "Its `schema` names its kind and version; "
         "[json.schema.json](json.schema.json) is the whole as a JSON Schema, and the tests hold "
         "every command's output against it. Read only what you know: a field may be added under "
         "the same version.",

@@ -50,7 +50,7 @@ class Job:
     output: str | None = None
     """Where ``lower`` puts the artifact, and the folder in which ``stage`` puts a module."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further keyword arguments of ``lower``."""
+    """Further keyword arguments of ``lower``; for ``explain``, how to ``measure``."""
     history: bool = False
     """Trace and lower unrelated programs first; see `history`."""
     record: bool = False

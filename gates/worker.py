@@ -115,6 +115,8 @@ def _explain(request: dict[str, Any]) -> Any:
                     *args,
                     passes=request["passes"] if named else None,
                     contract=request["contract"],
+                    choose=_choice(request),
+                    lines=bool(request["options"].get("lines")),
                     frozen=request["frozen"],
                     assume=request["assume"],
                     **kwargs,
@@ -128,6 +130,16 @@ def _explain(request: dict[str, Any]) -> Any:
             raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
     shown = report.to_json()
     return {**shown, "notes": [*shown.get("notes", ()), *_checked(request)]}
+
+
+def _choice(request: dict[str, Any]) -> Any:
+    measure = request["options"].get("measure")
+    if measure is None:
+        return None
+    from ..lowering.targets import DEFAULT_TARGET
+    from ..passes.base import Measured
+
+    return Measured(target=request["target"] or DEFAULT_TARGET, **measure)
 
 
 def _catalogue(request: dict[str, Any]) -> Any:

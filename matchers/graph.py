@@ -160,6 +160,11 @@ class Scope:
             scope, atom = step
         return Value(scope, atom)
 
+    def step(self, var: Var) -> tuple[Scope, Atom] | None:
+        """One step of `resolve`: into the call that returns a value, or out to what was given."""
+        found = self._definitions.get(var)
+        return self._inward(*found) if found else self._outward(var)
+
     def producer(self, atom: Atom) -> Producer | None:
         """The equation that computes an atom's value, seen through calls; None for an input."""
         value = self.resolve(atom)
@@ -175,6 +180,11 @@ class Scope:
             self.several_asked = self.several_asked or bool(self.callers)
             return None
         return self._call or self.callers[0]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several calls run the body, with nothing to tell which of them is meant."""
+        return self._call is None and len(self.callers) > 1
 
     def position(self, var: Var) -> int | None:
         """Which of the body's inputs a variable is, as counted by `compat.jaxprs.invars`."""

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from ..compat.jaxprs import Atom, Eqn, Var
+from ..lowering.cost.measurement import Measurement as Measurement
 from ..matchers.demand import Demand
 from ..matchers.graph import Dataflow, Scope, Value
 from ..matchers.pattern import Mismatch
@@ -110,6 +111,8 @@ class Example:
     label: str = ""
     mesh: Mapping[str, int] | None = None
     """Extent by axis name of the mesh that ``before`` and ``after`` are traced under, all Auto."""
+    most: int = 8
+    """Of integers up to this size, positive and negative, both compute the same bits."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,8 @@ class Pass:
     not asked. None where it has nothing to say."""
     ways: tuple[str, ...] = ()
     """Every name that ``alternatives`` may give at some site."""
+    by_name: bool = False
+    """Runs only where it is asked for by name: today's compiler does as well without it."""
 
     def choosing(self, name: str) -> Pass:
         """This pass with one of its alternatives everywhere; where that isn't open, it declines.
@@ -181,6 +186,22 @@ class Pass:
             profitable=lambda match: None,
             replace=chosen,
         )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How to decide by compiling; ``choose="measured"`` takes the defaults."""
+
+    target: str = "TPU7x:2x2x1"
+    """Kind and topology; figures are for one device of it."""
+    limit: float | None = 300.0
+    """Seconds for each compilation; None waits for ever."""
+    memory_limit: int | None = 16 * 2**30
+    """Bytes of host memory for each compilation; None sets none."""
+    cache: bool = True
+    """Look for what the compiler said of the same fragment before, and keep what it says."""
+    decide: bool = True
+    """Let the figures decide; False only measures what the rules of thumb do."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +243,10 @@ class Site:
     """How often the site is run, through all calls of its body; loops counted once."""
     equation: int = field(default=0, compare=False, repr=False)
     """Tells equations of one line apart while a program is rewritten."""
+    lines: tuple[str, ...] = field(default=(), compare=False)
+    """The lines that equations were taken from, where that was asked for."""
+    measured: Measurement | None = field(default=None, compare=False)
+    """The figures that decided, where passes were asked to measure."""
 
     @property
     def place(self) -> tuple[Any, ...]:

@@ -16,15 +16,24 @@ def all_passes() -> tuple[Pass, ...]:
         affine_gather,
         argsort_packed_key,
         argsort_unique_pairs,
+        concat_cotangents,
         counting_scatter,
         frozen_gradient,
+        gmm_swiglu,
         inverse_permutation,
+        late_cast,
         nonnegative_index,
         packed_all_gather,
+        packed_psum_scatter,
         permutation_scatter,
+        router_grad_from_wo_input,
+        shared_lhs_dot,
         sorted_scatter,
+        split_fused_wi,
+        stable_stack,
         top_k_by_argmax,
         top_k_scatter,
+        triangular_inverse,
     )
 
     return (
@@ -40,6 +49,15 @@ def all_passes() -> tuple[Pass, ...]:
         top_k_by_argmax.PASS,
         packed_all_gather.PASS,
         frozen_gradient.PASS,
+        concat_cotangents.PASS,
+        split_fused_wi.PASS,
+        router_grad_from_wo_input.PASS,
+        shared_lhs_dot.PASS,
+        gmm_swiglu.PASS,
+        late_cast.PASS,
+        triangular_inverse.PASS,
+        stable_stack.PASS,
+        packed_psum_scatter.PASS,
     )
 
 
@@ -65,6 +83,8 @@ def select(
 ) -> tuple[Pass, ...]:
     """The passes to run: those named, or all that the contract admits, without those disabled.
 
+    Some run only if they are named: today's compiler does as well without them.
+
     Args:
       passes: names, or None.
       contract: the loosest that is admitted, where ``passes`` is None.
@@ -77,7 +97,7 @@ def select(
     off = {by_name(n).name for n in disable}
     ways = _ways(choose)
     if passes is None:
-        named = {p.name for p in all_passes() if contract.admits(p.contract)}
+        named = {p.name for p in all_passes() if contract.admits(p.contract) and not p.by_name}
     elif isinstance(passes, str):
         raise TypeError(f"passes is the string {passes!r}; wanted a sequence, as in [{passes!r}]")
     else:
@@ -90,7 +110,7 @@ def _ways(choose: Mapping[str, str] | None) -> dict[str, str]:
     if choose is not None and not isinstance(choose, Mapping):
         raise TypeError(
             f"choose is {choose!r}; wanted alternatives by pass, as in "
-            "{'inverse_permutation': 'counting'}"
+            "{'inverse_permutation': 'counting'}, or 'measured', or 'heuristic'"
         )
     ways = {by_name(name).name: way for name, way in (choose or {}).items()}
     for name, way in ways.items():
