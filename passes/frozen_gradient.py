@@ -11,10 +11,10 @@ nothing. What flows through a frozen weight into activations stays.
 Compiled for TPU7x by libtpu 0.0.52, of two layers bf16[4096,2048] × f32[2048,2048] with the first
 declared frozen, `relower cost` gives at least 260,640 cycles before and 156,384 after for its HBM
 bytes and FLOPs, and 50 and 34 MB of temporaries; of four micro-batches in a scan, 1,042,558 and
-625,535, 134 and 109 MB. Where the mask is in the same function and there is one device, the compiler
-drops the product and the accumulator itself: 156,384 before and after behind ``where(False, …)``,
-625,535 for a sum in a scan that nothing reads. There the rewrite makes the program smaller, and its
-report says what a reader of the gradient would cost.
+625,535, 134 and 109 MB. Where the mask is in the same function, on one device, the compiler drops
+the product and the accumulator itself: 156,384 before and after behind ``where(False, …)``, 625,535
+for a sum in a scan that nothing reads. There the rewrite makes the program smaller, and its report
+says what a reader of the gradient would cost. With collectives that has not been measured.
 """
 
 from __future__ import annotations
