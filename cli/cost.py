@@ -6,18 +6,26 @@ import argparse
 import os
 import re
 import tempfile
+from dataclasses import replace
+
+from rich.text import Text
 
 from ..gates.child import passes_from, run
+from ..gates.cost_page import comparison_page, cost_page
+from ..gates.render import indented
 from ..lowering.compile import StagedModule
-from ..lowering.cost.compare import compare
+from ..lowering.cost.attribute import Attribution, RewriteSite, attribute
+from ..lowering.cost.cache import user_cache
+from ..lowering.cost.compare import Comparison, compare
 from ..lowering.cost.ladder import measure
+from ..lowering.cost.measurement import SiteSum, sum_of_sites
 from ..lowering.cost.model import Cost
 from ..lowering.cost.to_json import comparison_json, cost_json
 from ..lowering.errors import InputError
 from ..lowering.process import Limits
 from .cost_report import show_comparison, show_cost
-from .options import CASE_HELP, Subparsers, add_command, job, seconds
-from .show import console, print_json, status
+from .options import CASE_HELP, Subparsers, add_command, add_told, job, seconds
+from .show import console, exit_code, folder_exists, print_json, status, written
 
 OPS_SHOWN = 20
 
@@ -29,11 +37,16 @@ def add(commands: Subparsers, summary: str) -> None:
     parser.add_argument("b", nargs="?", help="compare with this; with --passes-b alone, A again")
     parser.add_argument("--ops", type=int, default=OPS_SHOWN, metavar="N", help="lines to show")
     parser.add_argument("--bundles", action="store_true", help="count the final VLIW bundles too")
+    parser.add_argument("--html", metavar="FILE", help="write the report as a page here too")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="compile also what was compiled before"
+    )
     group = parser.add_argument_group("how a case is lowered and compiled")
     group.add_argument("--passes", metavar="A,B", help="'none', 'default', or names of passes")
     group.add_argument(
         "--passes-b", metavar="A,B", help="as --passes, for B alone; then --passes is for A alone"
     )
+    add_told(group)
     group.add_argument("--target", metavar="KIND:AxBxC", help="as in TPU7x:2x2x1, the default")
     group.add_argument("--mesh", metavar="AXIS=N,…", help="for a case that has no mesh")
     group.add_argument(
@@ -61,6 +74,7 @@ def add(commands: Subparsers, summary: str) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    folder_exists("--html", options.html)
     second = options.b
     if second is None and options.passes_b is not None:
         second = options.a
@@ -70,15 +84,55 @@ def _run(options: argparse.Namespace) -> int:
             print_json("cost", cost_json(a))
         else:
             show_cost(console(), a, options.a, options.ops)
-        return 0
+        trouble = written("--html", options.html, lambda: cost_page(a, options.a))
+        return exit_code(0, trouble)
     passes_b = options.passes if options.passes_b is None else options.passes_b
     b = measured(options, second, passes_b)
     found = compare(a, b)
+    whose = sites = None
+    if _is_rewritten(options, second, passes_b):
+        if found.unlike is None:
+            whose = attributed(options, second, passes_b, found)
+        if found.worse is None:
+            sites = summed(options, second, passes_b)
     if options.json:
-        print_json("cost_comparison", comparison_json(found))
+        print_json("cost_comparison", comparison_json(found, whose, sites))
     else:
-        show_comparison(console(), found, (options.a, second), options.ops)
-    return 2 if found.worse is None else int(found.worse)
+        show_comparison(console(), found, (options.a, second), options.ops, whose)
+        if sites is not None:
+            indented(console(), Text(str(sites), style="bold"), 0)
+    titles = (options.a, f"{second} with {passes_b}" if second == options.a else second)
+    trouble = written("--html", options.html, lambda: comparison_page(found, titles, whose))
+    return exit_code(2 if found.worse is None else int(found.worse), trouble)
+
+
+def _is_rewritten(options: argparse.Namespace, second: str, passes_b: str | None) -> bool:
+    """Whether B is A with passes."""
+    plain = passes_from(options.passes) is None
+    return second == options.a and plain and passes_from(passes_b) is not None
+
+
+def attributed(
+    options: argparse.Namespace, second: str, passes_b: str | None, found: Comparison
+) -> Attribution:
+    """The change by rewrite."""
+    request = job(options, "explain", second, passes=passes_from(passes_b))
+    with status(f"finding the rewrites of {second}"):
+        report = run(replace(request, options={"lines": True}), timeout=options.limit)
+    return attribute(found, RewriteSite.of_report(report))
+
+
+def summed(options: argparse.Namespace, second: str, passes_b: str | None) -> SiteSum:
+    """The rewritten sites, each compiled alone: the rung below, where the whole has no cycles."""
+    how = {
+        "decide": False,
+        "limit": options.limit,
+        "memory_limit": int(options.memory_limit * 2**30),
+        "cache": not options.no_cache,
+    }
+    request = job(options, "explain", second, passes=passes_from(passes_b))
+    with status(f"compiling the rewritten sites of {second}"):
+        return sum_of_sites(run(replace(request, options={"measure": how})))
 
 
 def measured(options: argparse.Namespace, spec: str, passes: str | None) -> Cost:
@@ -95,4 +149,5 @@ def measured(options: argparse.Namespace, spec: str, passes: str | None) -> Cost
             run(request, timeout=options.limit)
         staged = StagedModule.load(folder)
     with status(f"compiling {spec} for {staged.target}"):
-        return measure(staged, limits=limits, bundles=options.bundles)
+        cache = None if options.no_cache else user_cache()
+        return measure(staged, limits=limits, bundles=options.bundles, cache=cache)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..gates.render import indented, plural, source_text
+from ..lowering.cost.attribute import Attribution
 from ..lowering.cost.compare import Comparison, Group
 from ..lowering.cost.model import RUNGS, Cost, OpCost
 
@@ -44,8 +45,14 @@ def show_cost(out: Console, cost: Cost, title: str, shown: int) -> None:
     _tail(out, cost)
 
 
-def show_comparison(out: Console, found: Comparison, titles: Sequence[str], shown: int) -> None:
-    """Prints two programs' costs against each other."""
+def show_comparison(
+    out: Console,
+    found: Comparison,
+    titles: Sequence[str],
+    shown: int,
+    attribution: Attribution | None = None,
+) -> None:
+    """Prints two programs' costs against each other, and whose each saving is."""
     for side, title, cost in zip("AB", titles, (found.a, found.b)):
         out.print(Text.assemble((f"{side}  ", "dim"), (title, "bold")))
         _head(out, cost)
@@ -62,6 +69,8 @@ def show_comparison(out: Console, found: Comparison, titles: Sequence[str], show
             out.print(f"  and {plural(len(changed) - shown, 'more place')}; --ops shows more")
         same = len(found.groups) - len(changed)
         out.print(f"  {plural(same, 'place')} with equal cycles" if same else "")
+        if attribution is not None:
+            _by_rewrite(out, attribution, shown)
         out.print(_verdict(found))
     _memories(out, found)
     for side, cost in (("A", found.a), ("B", found.b)):
@@ -144,14 +153,33 @@ def _row(group: Group) -> tuple[str, str, Text, Text]:
     what = kinds[0] if kinds[0] == kinds[1] else f"{kinds[0]} → {kinds[1]}"
     if saving is None:
         saved = Text("no figure", style="yellow")
-    elif saving < -NOISE * (group.before or 0.0):
-        saved = Text(f"{saving:,.0f} REGRESSION", style="bold red")
-    elif saving < 0:
-        saved = Text(f"{saving:,.0f}", style="red")
     else:
-        saved = Text(f"{saving:,.0f}", style="green")
+        saved = _saved(saving, group.before or 0.0)
     where = Text.assemble((source_text(group.place), "cyan"), f"  {what}")
     return _cycles(group.before), _cycles(group.after), saved, where
+
+
+def _by_rewrite(out: Console, found: Attribution, shown: int) -> None:
+    table = _table("saved", "of", "by rewrite")
+    for saving in found.savings[:shown]:
+        name = saving.label + (f" × {len(saving.sites)}" if len(saving.sites) > 1 else "")
+        places = ", ".join(map(source_text, saving.places)) or "nothing is left there"
+        rest = "  and a place without a figure" if saving.undecided else ""
+        where = Text.assemble((name, "bold"), "  ", (places, "cyan"), (rest, "yellow"))
+        table.add_row(_saved(saving.saving, saving.before), f"{saving.before:,.0f}", where)
+    if len(found.savings) > shown:
+        table.add_row("", "", Text(f"and {plural(len(found.savings) - shown, 'more')}", "dim"))
+    table.add_row(_saved(found.elsewhere, 0.0), "", Text("elsewhere", "dim"))
+    out.print(table)
+    if found.share is not None:
+        out.print(f"  {found.share:.0%} of the change is at the rewrites' places")
+
+
+def _saved(saving: float, base: float) -> Text:
+    """A saving in its colour; a loss of more than `NOISE` is a regression."""
+    if saving < 0 and saving < -NOISE * base:
+        return Text(f"{saving:,.0f} REGRESSION", style="bold red")
+    return Text(f"{saving:,.0f}", style="red" if saving < 0 else "green")
 
 
 def _verdict(found: Comparison) -> Text:

@@ -100,6 +100,6 @@ def size_line(program: Program) -> str:
     calls = sum(program.kernel_calls.values())
     return (
         f"{plural(sum(program.ops.values()), 'operation')}, "
-        f"{plural(len(program.kernels), 'kernel')} called {plural(calls, 'time')}, "
+        f"{plural(len(program.kernels), 'kernel')} in {plural(calls, 'call')}, "
         f"{plural(sum(program.ledger.values()), 'detail')} set aside as noise"
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +13,8 @@ from rich.text import Text
 
 from ..gates.child import run
 from ..gates.render import indented, plural, source_text
-from .options import CASE_HELP, Subparsers, add_command, add_lowering, job
+from ..lowering.cost.measurement import Measurement
+from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
 from .show import console, print_json, status
 
 SCOPES_SHOWN = 3
@@ -21,11 +25,30 @@ def add(commands: Subparsers, summary: str) -> None:
     parser = add_command(commands, "explain", _run, summary)
     parser.add_argument("case", help=CASE_HELP)
     add_lowering(parser)
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="decide by estimated TPU cycles: compile each site as it is and in each way",
+    )
+    parser.add_argument(
+        "--limit",
+        type=seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="for each compilation of --measure; default: 300",
+    )
+    parser.add_argument(
+        "--no-cache", action="store_true", help="compile also what was compiled before"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
     request = job(options, "explain", options.case)
-    with status(f"tracing {options.case}"):
+    if options.measure:
+        measure = {"limit": options.limit, "cache": not options.no_cache}
+        request = replace(request, options={"measure": measure})
+    doing = "measuring" if options.measure else "tracing"
+    with status(f"{doing} {options.case}"):
         report = run(request, timeout=options.timeout)
     if options.json:
         print_json("report", report)
@@ -39,13 +62,16 @@ def show(out: Console, report: dict[str, Any], case: str) -> None:
     passes = ", ".join(report["passes"])
     out.print(Text(case, style="bold"))
     indented(out, Text(f"passes: {passes or 'none'}", style="dim"))
+    beaten = [site for site in report["sites"] if site["taken_by"]]
     for status_name, style in (("applied", "green"), ("declined", "yellow")):
-        sites = [site for site in report["sites"] if site["status"] == status_name]
-        if sites:
+        here = [s for s in report["sites"] if s["status"] == status_name and not s["taken_by"]]
+        if here:
             out.print()
-            out.print(Text(f"{status_name} ({len(sites)})", style=f"bold {style}"))
-        for alike in _grouped(sites):
+            out.print(Text(f"{status_name} ({len(here)})", style=f"bold {style}"))
+        for alike in _grouped(here):
             _sites(out, alike)
+            _instead(out, alike, beaten)
+    _frozen(out, report.get("frozen", ()))
     if report["coverage"]:
         out.print()
         out.print(Text("not looked into", style="bold"))
@@ -59,10 +85,38 @@ def show(out: Console, report: dict[str, Any], case: str) -> None:
         indented(out, Text(f"note: {note}"), 0)
     out.print()
     out.print(
-        f"{report['applied']} applied, {report['declined']} declined; "
+        f"{report['applied']} applied, {report['declined'] - len(beaten)} declined; "
         f"{plural(report['equations'], 'equation')} in {report['bodies']} bodies, "
         f"{plural(report['rounds'], 'round')}"
     )
+
+
+def _frozen(out: Console, leaves: Sequence[dict[str, Any]]) -> None:
+    """The frozen parameters as a tree."""
+    if not leaves:
+        return
+    from ..passes.frozen_tree import frozen_tree
+
+    out.print()
+    head, *lines = frozen_tree(leaves)
+    out.print(Text(head, style="bold"))
+    for line in lines:
+        indented(out, Text(line))
+
+
+_PLACE = ("primitive", "type", "source", "scope")
+
+
+def _instead(out: Console, done: list[dict[str, Any]], beaten: list[dict[str, Any]]) -> None:
+    """Which other passes looked at the equations that one has rewritten, and why they didn't."""
+    places = {tuple(site[name] for name in _PLACE) for site in done}
+    said = {
+        (site["pass"], ", ".join(reason["code"] for reason in site["reasons"])): None
+        for site in beaten
+        if site["taken_by"] == done[0]["pass"] and tuple(site[n] for n in _PLACE) in places
+    }
+    for name, codes in said:
+        indented(out, Text(f"instead of {name}: {codes}", style="dim"), 4)
 
 
 def _grouped(sites: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -70,7 +124,8 @@ def _grouped(sites: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for site in sites:
         codes = tuple(reason["code"] for reason in site["reasons"])
-        key = (site["pass"], site["primitive"], site["source"], codes)
+        figures = json.dumps(site.get("measured"))  # those that differ stand apart
+        key = (site["pass"], site["primitive"], site["source"], codes, figures)
         found.setdefault(key, []).append(site)
     return list(found.values())
 
@@ -96,3 +151,7 @@ def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
             text = "; or ".join(value for value in values if value)
             if text:
                 indented(out, Text(f"{name:6} {text}"), 6)
+    measured = first.get("measured")
+    if measured is not None:
+        style = "yellow" if measured["why"] is not None else "green"
+        indented(out, Text(str(Measurement(**measured)), style=style), 4)

@@ -100,6 +100,8 @@ def _cell(out: Console, result: CellResult) -> None:
         indented(out, Text(message), 4)
     unwanted = result.status != "holds" and result.difference is not None
     if unwanted and result.difference is not None:
+        for side, colour in zip(result.sides, ("red", "green"), strict=True):
+            indented(out, Text(side, style=colour), 4)
         show_groups(out, result.difference.groups[:GROUPS_SHOWN], 4)
         rest = len(result.difference.groups) - GROUPS_SHOWN
         if rest > 0:

@@ -83,8 +83,9 @@ def show(out: Console, program: Program, title: str) -> None:
     """Prints what a program holds."""
     held = summary(program)
     out.print(Text(title, style="bold"))
+    out.print(Text("sha256", style="bold"))
     for level, digest in held["digests"].items():
-        out.print(f"  {level:9} sha256 {digest}", soft_wrap=True)
+        out.print(f"  {level:9} {digest}", soft_wrap=True)
     _counts(out, "operations", held["ops"], OPS_SHOWN)
     if held["kernels"]:
         out.print(Text("kernels", style="bold"))
@@ -93,8 +94,7 @@ def show(out: Console, program: Program, title: str) -> None:
             line = f"{kernel['label'] or 'kernel'}  {times}, {kernel['ops']} operations"
             indented(out, Text.assemble(line, "  ", (kernel["digest"][:12], "dim")))
     _counts(out, "set aside as noise", held["ledger"], None)
-    out.print(Text("stamp", style="bold"))
-    indented(out, Text(", ".join(f"{k} {v}" for k, v in held["stamp"].items() if v)))
+    _stamp(out, held["stamp"])
     if held["queries"]:
         out.print(Text("asked for its platform while traced", style="bold"))
         for query in held["queries"]:
@@ -105,6 +105,16 @@ def show(out: Console, program: Program, title: str) -> None:
             place = source(unknown.where)
             end = f" ({place})" if place else ""
             indented(out, Text(f"{unknown.construct}: {unknown.reason}{end}"))
+
+
+def _stamp(out: Console, fields: dict[str, str]) -> None:
+    """A field a line; of the flags, which are many, one a line each."""
+    out.print(Text("stamp", style="bold"))
+    width = max(map(len, fields), default=0) + 2
+    for name, value in fields.items():
+        items = value.split(", ") if name == "flags" else [value]
+        for number, item in enumerate(items if value else []):
+            indented(out, Text(f"{name if number == 0 else '':{width}}{item}"), hang=width)
 
 
 def _counts(out: Console, title: str, counts: dict[str, int], limit: int | None) -> None:

@@ -10,12 +10,13 @@ import argparse
 import errno
 import importlib
 import io
+import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ..lowering.errors import InputError
 
@@ -53,18 +54,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except InputError as error:
-        print(f"relower: {' '.join(str(error).split())}", file=sys.stderr)
-        return UNDECIDED
+        return _refused(" ".join(str(error).split()), arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
-        return _fault(error)
+        return _fault(error, arguments)
     finally:
         if previous is not None:
             signal.signal(signal.SIGTERM, previous)
 
 
-def _fault(error: OSError) -> int:
+def _refused(message: str, arguments: Sequence[str]) -> int:
+    """One line about bad input; with ``--json`` as an object as well, for whoever reads those."""
+    print(f"relower: {message}", file=sys.stderr)
+    if "--json" in arguments:
+        try:
+            print(json.dumps({"schema": "relower.error/1", "error": message}, ensure_ascii=False))
+            sys.stdout.flush()
+        except OSError as error:
+            return _fault(error)
+    return UNDECIDED
+
+
+def _fault(error: OSError, arguments: Sequence[str] = ()) -> int:
     """One line about a file that can't be used, or about a report that can't be written."""
     if error.filename is None and error.errno in _OUTPUT_FAULTS:
         # The output's reader has gone or its disk is full: a verdict nobody can read is none. Keep
@@ -74,8 +86,7 @@ def _fault(error: OSError) -> int:
             print(f"relower: can't write the report: {error}", file=sys.stderr)
         return UNDECIDED
     what = str(error) if error.filename is None else f"{error.filename}: {error.strerror or error}"
-    print(f"relower: {' '.join(what.split())}", file=sys.stderr)
-    return UNDECIDED
+    return _refused(" ".join(what.split()), arguments)
 
 
 def _end_on(number: signal.Signals) -> Any:
@@ -89,9 +100,17 @@ def _end_on(number: signal.Signals) -> Any:
     return signal.signal(number, end)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one line, as everything here does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what `main` reports."""
+        raise InputError(f"{message.removeprefix('argument ')} (`{self.prog} --help` says more)")
+
+
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of the whole command line, filled in for the commands that ``arguments`` name."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="relower",
         description="Rewrite JAX programs, and prove on a CPU host what the rewrite did to the "
         "TPU program.",

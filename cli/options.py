@@ -34,6 +34,7 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
     """The options that say how a case is traced and lowered."""
     group = parser.add_argument_group("how a case is lowered")
     group.add_argument("--passes", metavar="A,B", help="'none', 'default', or names of passes")
+    add_told(group)
     group.add_argument("--target", metavar="KIND:AxBxC", help="as in TPU7x:2x2x1, the default")
     group.add_argument("--route", choices=("abstract", "topology"), help="default: abstract")
     group.add_argument("--mesh", metavar="AXIS=N,…", help="for a case that has no mesh")
@@ -46,6 +47,17 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--timeout", type=seconds, metavar="SECONDS", help="for one lowering; default: none"
+    )
+
+
+def add_told(group: Any) -> None:
+    """What the passes are told of a program: ``--frozen`` and ``--assume``."""
+    group.add_argument(
+        "--frozen", metavar="REGEX",
+        help="paths of output leaves that are gradients of frozen parameters (docs/optimize.md)",
+    )  # fmt: skip
+    group.add_argument(
+        "--assume", choices=("finite_grads",), help="what holds of every run (docs/optimize.md)"
     )
 
 
@@ -75,12 +87,22 @@ def seconds(text: str) -> float:
 
 
 def job(options: argparse.Namespace, do: Any, spec: str, **more: Any) -> Job:
-    """The request to a child that these options describe."""
+    """The request to a child that these options describe.
+
+    Raises:
+        InputError: something is said for passes of which none is to run.
+    """
+    told = [n for n in ("frozen", "assume") if getattr(options, n, None) is not None]
+    sides = (options.passes, getattr(options, "passes_b", None))
+    if told and do != "explain" and all(passes_from(side) is None for side in sides):
+        raise InputError(f"--{told[0]} is for passes: found none, wanted --passes default or names")
     return Job(
         do,
         spec=spec,
         args=tuple(options.arg),
         target=options.target,
+        frozen=getattr(options, "frozen", None),
+        assume=getattr(options, "assume", None),
         route=options.route,
         mesh=None if options.mesh is None else mesh_from(options.mesh),
         **{"passes": passes_from(options.passes), **more},

@@ -55,8 +55,9 @@ def _run(options: argparse.Namespace) -> int:
 def report(out: Console, found: ProbeResult) -> None:
     """Prints every lowering, what isn't stable, and the verdict last."""
     out.print(Text(found.spec, style="bold"))
+    out.print(Text("sha256", style="bold"))
     for level, digest in found.digests.items():
-        out.print(f"  {level:9} sha256 {digest}", soft_wrap=True)
+        out.print(f"  {level:9} {digest}", soft_wrap=True)
     for outcome in found.outcomes:
         _outcome(out, outcome)
     for reason in found.reasons:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -25,7 +26,7 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         """Raise what rich would turn into exit code 1, which means "different"."""
-        raise BrokenPipeError
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def console() -> Console:

@@ -28,10 +28,22 @@ _SETTINGS = (
 )
 
 
-def module_bytes(lowered: Any) -> bytes:
-    """The StableHLO module of a ``Lowered`` as MLIR bytecode, with its locations."""
+def module_bytes(lowered: Any, *, locations: bool = True) -> bytes:
+    """The StableHLO module of a ``Lowered`` as MLIR bytecode.
+
+    Without ``locations``, two modules that are equal but for the lines they come from are equal
+    bytes.
+    """
+    module = lowered.compiler_ir("stablehlo")
+    if locations:
+        return _bytecode(module)
+    with module.context:
+        return _bytecode(_ir.Module.parse(module.operation.get_asm(enable_debug_info=False)))
+
+
+def _bytecode(module: Any) -> bytes:
     sink = io.BytesIO()
-    lowered.compiler_ir("stablehlo").operation.write_bytecode(sink)
+    module.operation.write_bytecode(sink)
     return sink.getvalue()
 
 

@@ -46,12 +46,7 @@ def drop_unread(eqn: Eqn, unread: Mapping[BodyKey, frozenset[int]], narrow: Narr
 
     Operands of a loop's carry, of effects and of primitives without a rule stay as they are.
     """
-    if not any(unread.values()) or not (
-        _is_plain_call(eqn)
-        or _is_scan(eqn)
-        or _is(eqn, "lax.control_flow.conditionals.cond_p", "lax.control_flow.loops.while_p")
-        or eqn.primitive is bodies.shard_map_primitive()
-    ):
+    if not any(unread.values()) or not can_narrow(eqn):
         return eqn
     entered = bodies.carried(eqn).entered
     dropped = _droppable(entered, unread)
@@ -70,6 +65,55 @@ def drop_unread(eqn: Eqn, unread: Mapping[BodyKey, frozenset[int]], narrow: Narr
         inputs = frozenset(i for i, p in enumerate(e.inputs) if p.outer in dropped)
         narrowed[e.key] = narrow(e.body, inputs) if inputs else e.body
     return bodies.with_bodies(new, narrowed)
+
+
+_PER_RESULT = ("out_shardings", "out_layouts", "out_specs")
+"""Params that hold one entry per result."""
+
+
+def can_narrow(eqn: Eqn) -> bool:
+    """Whether `narrowed` has a rule for an equation that carries bodies."""
+    return (
+        _is_plain_call(eqn)
+        or _is_scan(eqn)
+        or _is(eqn, "lax.control_flow.conditionals.cond_p", "lax.control_flow.loops.while_p")
+        or eqn.primitive is bodies.shard_map_primitive()
+    )
+
+
+def narrowed(
+    eqn: Eqn,
+    operands: Sequence[bool],
+    results: Sequence[bool],
+    narrower: Mapping[BodyKey, Body],
+) -> Eqn:
+    """``eqn`` with only some of its operands and results, around bodies that fit them.
+
+    A loop's carried value goes as a whole: its operand and its result, or neither.
+
+    Args:
+      eqn: an equation that `can_narrow`.
+      operands: which operands to keep, one bool each.
+      results: which results to keep, one bool each.
+      narrower: a body without the inputs and outputs that go, for each body of the equation.
+    """
+    params = dict(eqn.params)
+    dropped = frozenset(i for i, kept in enumerate(operands) if not kept)
+    for names, kept in ((_PER_OPERAND, operands), (_PER_RESULT, results)):
+        for name in names:
+            if isinstance(params.get(name), tuple):
+                params[name] = tuple(p for p, keep in zip(params[name], kept, strict=True) if keep)
+    if _is_scan(eqn) and "num_carry" in params:
+        params["num_carry"] -= sum(not keep for keep in results[: params["num_carry"]])
+    if "ft_out" in params:
+        params["ft_out"] = params["ft_out"].filter_with_mask(list(results))
+    _count_operands(eqn, params, dropped)
+    new = eqn.replace(
+        params=params,
+        invars=[a for a, keep in zip(eqn.invars, operands, strict=True) if keep],
+        outvars=[v for v, keep in zip(eqn.outvars, results, strict=True) if keep],
+    )
+    return bodies.with_bodies(new, narrower)
 
 
 def _droppable(

@@ -43,3 +43,15 @@ _TRAITS: dict[str, Callable[[Any], Any]] = {
     "sharding": lambda aval: getattr(aval, "sharding", None),
     "memory space": lambda aval: getattr(aval, "memory_space", None),
 }
+
+
+def by_hand(mesh: Any) -> tuple[Any, tuple[str, ...]]:
+    """The mesh in whose context something was traced, before axes of it were split by hand.
+
+    Returns:
+      None for an empty mesh, or one whose manual axes are Auto, and the names of these.
+    """
+    if mesh.empty:
+        return None, ()
+    manual = mesh.manual_axes
+    return mesh.update_axis_types(dict.fromkeys(manual, AxisType.Auto)), tuple(manual)

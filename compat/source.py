@@ -22,6 +22,17 @@ def source_line(eqn: Eqn) -> str | None:
     return None
 
 
+def call_stack(eqn: Eqn) -> tuple[tuple[str, int, int], ...]:
+    """File, line and column of every frame outside jax, the innermost first.
+
+    What jax derives from an equation, such as its transpose, has the stack of that equation.
+    """
+    return tuple(
+        (frame.file_name, frame.start_line, frame.start_column)
+        for frame in source_info_util.user_frames(eqn.source_info.traceback)
+    )
+
+
 @functools.cache
 def _own_folders() -> frozenset[str]:
     """The folders of relower's packages that are loaded; examples and tests are the user's."""

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api_util, config, core, pjit, source_info_util
+from jax._src import ad_util, api_util, config, core, pjit, source_info_util
 from jax._src import linear_util as lu
 from jax._src.effects import JaxprInputEffect
 from jax._src.interpreters import partial_eval as pe
@@ -276,10 +276,80 @@ def inline(
     return splice(trace_replacement(fn, operands, site), operands, site)
 
 
+def zeros(aval: Any) -> Any:
+    """Zeros of a type, laid out over the mesh and varying over its axes as the type says."""
+    return ad_util.zeros_like_aval(aval)
+
+
 def rebind(eqn: Eqn, operands: Sequence[Any]) -> list[Any]:
     """The results of an equation's primitive, with its params, on other operands."""
     results = eqn.primitive.bind(*operands, **eqn.params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def evaluate_alone(
+    eqns: Sequence[Eqn], inputs: Sequence[Var], outputs: Sequence[Atom], values: Sequence[Any]
+) -> list[Any]:
+    """The outputs of equations that were cut out of their body, under the caller's mesh.
+
+    Each equation's own mesh is left aside: it is that of the program which they were cut from.
+    """
+    env: dict[Var, Any] = dict(zip(inputs, values, strict=True))
+
+    def read(atom: Atom) -> Any:
+        return atom.val if jaxprs.is_literal(atom) else env[atom]
+
+    for eqn in eqns:
+        params = eqn.primitive.get_bind_params(eqn.params)
+        results = eqn.primitive.bind(*map(read, eqn.invars), **params)
+        results = results if eqn.primitive.multiple_results else [results]
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in outputs]
+
+
+def runs_elsewhere(eqn: Eqn) -> str | None:
+    """What an equation's context says of how to compile it, beside its mesh; None for nothing."""
+    for name in ("compute_type", "xla_metadata"):
+        value = getattr(eqn.ctx, name, None)
+        if value:
+            return f"{name}={value}"
+    return None
+
+
+def run_equation(eqn: Eqn, slots: Sequence[int], operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation, derivative rules included, with some operands given.
+
+    Args:
+      eqn: any equation; its own operands are otherwise literals.
+      slots: the positions of the operands given.
+      operands: as many arrays, of the operands' types.
+    """
+    invars = [core.Var(eqn.invars[i].aval) for i in slots]
+    inside = list(eqn.invars)
+    for slot, var in zip(slots, invars, strict=True):
+        inside[slot] = var
+    made = eqn.replace(invars=inside)
+    debug = api_util.debug_info("relower equation", run_equation, (), {})._replace(
+        arg_names=None, result_paths=()
+    )
+    outvars = [core.Var(v.aval) if jaxprs.is_dropped(v) else v for v in eqn.outvars]
+    made = made.replace(outvars=outvars)
+    body = core.Jaxpr((), invars, outvars, [made], made.effects, debug_info=debug)
+    return list(core.jaxpr_as_fun(close(body, ()))(*operands))
+
+
+def call_again(eqn: Eqn, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation on other operands; with its own derivative, where it has one."""
+    fresh = [jaxprs.new_var(a.aval) for a in eqn.invars]
+    results = [jaxprs.new_var(v.aval) for v in eqn.outvars]
+    debug = api_util.debug_info("relower", call_again, (), {})._replace(
+        arg_names=None, result_paths=()
+    )
+    alone = core.Jaxpr(
+        (), fresh, results, [eqn.replace(invars=fresh, outvars=results)], eqn.effects,
+        debug_info=debug,
+    )  # fmt: skip
+    return evaluate(close(alone, ()), *operands)
 
 
 def _wide_types(site: Eqn) -> contextlib.AbstractContextManager[Any]:
@@ -371,12 +441,17 @@ def is_jitted(fn: object) -> bool:
     return isinstance(fn, _JITTED) and hasattr(fn, "_jit_info") and hasattr(fn, "_fun")
 
 
-def trace_jitted(jitted: Any, args: Any, kwargs: Any) -> Body:
-    """The closed jaxpr of the function inside ``jitted``, traced as jit traces it.
+def trace_jitted(jitted: Any, args: Any, kwargs: Any) -> tuple[Body, Any, Callable[[object], bool]]:
+    """The function inside ``jitted``, traced as jit traces it.
 
     Python numbers are arrays of unknown value there unless they are static arguments.
+
+    Returns:
+      The closed jaxpr, the structure of the output, and which argument leaves are traced as far as
+      a leaf alone tells: of a static argument it doesn't.
     """
-    return jitted.trace(*args, **kwargs).jaxpr
+    traced = jitted.trace(*args, **kwargs)
+    return traced.jaxpr, traced.out_tree, lambda leaf: True
 
 
 @functools.cache

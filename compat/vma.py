@@ -42,3 +42,10 @@ def differs_only_in_varying(a: Any, b: Any) -> bool:
 def pvary(x: Any, axes: frozenset[str]) -> Any:
     """``x`` as a value that may differ over ``axes`` too."""
     return jax.lax.pcast(x, tuple(sorted(axes)), to="varying") if axes else x
+
+
+def shape_struct(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+    """The type of a kernel's result that varies over the axes that ``like`` varies over."""
+    if not varying(like):
+        return jax.ShapeDtypeStruct(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=like.manual_axis_type)

@@ -136,7 +136,8 @@ def json_page() -> str:
     parts = [
         "# What `--json` prints",
         "<!-- Written by docs/generate.py from json.schema.json; edit that, not this page. -->",
-        "Each command prints one JSON object. Its `schema` names its kind and version; "
+        "Each command prints one JSON object, an [error](#error) where its input is bad. "
+        "Its `schema` names its kind and version; "
         "[json.schema.json](json.schema.json) is the whole as a JSON Schema, and the tests hold "
         "every command's output against it. Read only what you know: a field may be added under "
         "the same version.",

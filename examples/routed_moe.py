@@ -520,6 +520,10 @@ def sharded_experts() -> Any:
     return sharded_step_case(replace(TINY, chunks=2), {"data": 2, "expert": 4})
 
 
+def sharded_experts_at_once() -> Any:
+    return sharded_step_case(TINY, {"data": 2, "expert": 4})
+
+
 def real_sharded_experts() -> Any:
     return sharded_step_case(replace(REAL, batch=16, chunks=2), {"data": 2, "expert": 4})
 

@@ -80,6 +80,10 @@ def tiny_grad_by_hand() -> Any:
     return routed_moe.grad_case(TINY)
 
 
+def sharded_experts_by_hand() -> Any:
+    return routed_moe.sharded_step_case(replace(TINY, chunks=2), {"data": 2, "expert": 4})
+
+
 def tiny_padded_by_hand() -> Any:
     return routed_moe.step_case(replace(TINY, padding=True))
 

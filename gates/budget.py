@@ -82,11 +82,32 @@ def _anything(rest: str, where: str) -> None:
     pass
 
 
+def _operands(rest: str, where: str) -> None:
+    if rest != "operands":
+        raise InputError(f"{where}: no metric 'sorts.{rest}'; wanted 'sorts.operands'")
+
+
+_HLO = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+def _compiled_operation(rest: str, where: str) -> None:
+    if not _HLO.fullmatch(rest):
+        raise InputError(f"{where}: 'hlo.{rest}'; wanted an HLO operation, as in 'hlo.all-gather'")
+
+
 FAMILIES: dict[str, Callable[[str, str], None] | None] = {
     "ops": _operation,
     "kernels": _anything,
+    "cycles": None,
+    "temp": None,
+    "peak": None,
+    "code": None,
+    "sorts": _operands,
+    "hlo": _compiled_operation,
 }
 """What a metric may begin with, and the check of what follows its first dot; None: nothing may."""
+COMPILED = frozenset(("cycles", "temp", "peak", "code", "sorts", "hlo"))
+"""Families of the program as the TPU compiler leaves it; all others are of the lowered one."""
 _BARE = frozenset(("kernels",))
 """Families that are a metric without anything following."""
 

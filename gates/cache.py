@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..lowering.artifact import load
+from ..lowering.cache_folder import default_folder as default_folder
+from ..lowering.cache_folder import write_whole
 from ..lowering.errors import InputError
 from ..lowering.program import Program
 from .child import Job, environment
@@ -33,14 +35,6 @@ MAX_MANIFEST_BYTES = 1 << 24
 _MEMO = "big-files.json"
 _TRIED = 8
 """Entries of one request that are looked at, the newest first."""
-
-
-def default_folder() -> Path:
-    """``$RELOWER_CACHE``, or ``relower`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    own = os.environ.get("RELOWER_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relower"
 
 
 @dataclass
@@ -167,9 +161,9 @@ class Cache:
         }
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self.folder / f"{key}.{digest(found)[:16]}.json"
-        _write(path.with_suffix(".program"), data)
-        _write(path, json.dumps({"body": body, "check": digest(body)}).encode())
-        _write(self.folder / _MEMO, json.dumps(self._known().known).encode())
+        write_whole(path.with_suffix(".program"), data)
+        write_whole(path, json.dumps({"body": body, "check": digest(body)}).encode())
+        write_whole(self.folder / _MEMO, json.dumps(self._known().known).encode())
         self._shrink()
 
     def _now(self, read: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -237,17 +231,6 @@ def _unwritten(read: Mapping[str, list[str]], declared: Iterable[str], started: 
             continue
         if max(found.st_mtime_ns, found.st_ctime_ns) >= started:
             raise Unstable(f"{path} was written while it was lowered, or just before")
-
-
-def _write(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(".part", ".relower-", path.parent)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(data)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _remove(path: Path) -> None:

@@ -40,6 +40,9 @@ class Job:
     args: tuple[str, ...] = ()
     passes: PassSet = None
     contract: str = "bitwise"
+    frozen: str | None = None
+    """A regex on the paths of the output's leaves; looked at only where passes run."""
+    assume: str | None = None
     target: str | None = None
     route: str | None = None
     mesh: Mapping[str, int] | None = None
@@ -47,7 +50,7 @@ class Job:
     output: str | None = None
     """Where ``lower`` puts the artifact, and the folder in which ``stage`` puts a module."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further keyword arguments of ``lower``."""
+    """Further keyword arguments of ``lower``; for ``explain``, how to ``measure``."""
     history: bool = False
     """Trace and lower unrelated programs first; see `history`."""
     record: bool = False

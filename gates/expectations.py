@@ -6,13 +6,19 @@ from collections.abc import Mapping
 
 from ..lowering.program import Program
 from .budget import OTHER, Miss, Number, check, measured
-from .config import Cell, Node
+from .cells import Cell, Node
+from .cost_budget import Costs, compiled_misses, is_compiled
 
 
-def expectations(cell: Cell, programs: Mapping[Node, Program]) -> list[Miss]:
+def expectations(
+    cell: Cell, programs: Mapping[Node, Program], costs: Costs | None = None
+) -> list[Miss]:
     """The counts and budgets of ``cell`` that don't hold, or can't be decided.
 
-    ``programs`` holds those of `Cell.nodes`.
+    Args:
+        cell: what is expected.
+        programs: those of `Cell.nodes`.
+        costs: what budgets of compiled programs need.
     """
     name = cell.node.name
     found = []
@@ -30,7 +36,8 @@ def expectations(cell: Cell, programs: Mapping[Node, Program]) -> list[Miss]:
         return None if node is None else measured(programs[node], metric)
 
     other = "" if cell.other is None else cell.other.name
-    return found + check(cell.budgets, name, other, measure)
+    lowered = [budget for budget in cell.budgets if not is_compiled(budget)]
+    return found + check(lowered, name, other, measure) + compiled_misses(cell, costs or {})
 
 
 def _exact(cell: Cell) -> dict[str, int]:

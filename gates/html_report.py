@@ -8,7 +8,7 @@ from itertools import groupby
 from ..lowering.change import Change, Difference, Group
 from ..lowering.program import Program
 from .matrix import CellResult, GateResult
-from .page import page, text
+from .page import badge, folded, page, table, text
 from .render import alike, heading, places, plural, what
 
 OPEN_GROUPS = 200
@@ -32,15 +32,18 @@ def diff_page(found: Difference, names: tuple[str, str], programs: tuple[Program
         ("operations", *(f"{sum(p.ops.values()):,}" for p in programs)),
         (
             "kernels",
-            *(f"{len(p.kernels):,}, called {sum(p.kernel_calls.values()):,}×" for p in programs),
+            *(
+                f"{len(p.kernels):,} in {plural(sum(p.kernel_calls.values()), 'call')}"
+                for p in programs
+            ),
         ),
         ("set aside as noise", *(f"{sum(p.ledger.values()):,}" for p in programs)),
         ("sha256", *(f"<code>{text(digest[:16])}…</code>" for digest in found.digests)),
     ]
     body = [
         f"<h1>{text(names[0])} → {text(names[1])}</h1>",
-        f"<p>{_badge(found.verdict.name)} at level {text(found.level)}{_count(found)}</p>",
-        _table(rows, head=True),
+        f"<p>{badge(found.verdict.name)} at level {text(found.level)}{_count(found)}</p>",
+        table(rows, head=True),
         *_remarks(found),
         *_changes(found.groups),
         *_noise(names, programs),
@@ -54,7 +57,7 @@ def gate_page(result: GateResult) -> str:
     status = ("holds", "broken", "undecided")[result.exit_code]
     rows = [
         (
-            _badge(cell.status),
+            badge(cell.status),
             text(cell.cell.name),
             "<br>".join(map(text, cell.messages)),
         )
@@ -62,10 +65,10 @@ def gate_page(result: GateResult) -> str:
     ]
     body = [
         "<h1>relower gate</h1>",
-        f"<p>{_badge(status)} {text(result.closing)}</p>",
+        f"<p>{badge(status)} {text(result.closing)}</p>",
         *(f'<p class="note">{text(guard)}</p>' for guard in result.guards),
         *(f'<p class="note">{text(note)}</p>' for note in result.notes),
-        _table([("", "cell", ""), *rows], head=True),
+        table([("", "cell", ""), *rows], head=True),
     ]
     unfolded = OPEN_GROUPS
     failing = [c for c in result.cells if c.status != "holds" and c.difference is not None]
@@ -80,12 +83,9 @@ def gate_page(result: GateResult) -> str:
 def _cell(cell: CellResult, unfolded: int) -> str:
     found = cell.difference
     assert found is not None
-    head = f"<h2>{text(cell.cell.name)}</h2>\n<p>{_badge(found.verdict.name)}{_count(found)}</p>"
+    head = f"<h2>{text(cell.cell.name)}</h2>\n<p>{badge(found.verdict.name)}{_count(found)}</p>"
+    head += f'\n<p class="dim mono">{"<br>".join(map(text, cell.sides))}</p>'
     return "\n".join([head, *_remarks(found), *_sections(found.groups, unfolded)])
-
-
-def _badge(name: str) -> str:
-    return f'<span class="verdict {text(name.lower())}">{text(name)}</span>'
 
 
 def _count(found: Difference) -> str:
@@ -112,11 +112,11 @@ def _changes(groups: Sequence[Group]) -> Iterable[str]:
         (f"<code>{text(title)}</code>", f"{len(own):,}", f"{sum(len(g.changes) for g in own):,}")
         for title, own in _by_section(groups)
     ]
-    table = _table(rows, head=True, numbers=True)
+    listing = table(rows, head=True, numbers=True)
     if len(rows) > LONG_TABLE:
-        yield _folded(f"In {len(rows) - 1:,} functions and kernels", table)
+        yield folded(f"In {len(rows) - 1:,} functions and kernels", listing)
     elif len(rows) > 2:
-        yield table
+        yield listing
     yield _search()
     yield from _sections(groups, OPEN_GROUPS)
 
@@ -192,7 +192,7 @@ def _noise(names: tuple[str, str], programs: tuple[Program, Program]) -> Iterabl
     rules = sorted({*programs[0].ledger, *programs[1].ledger})
     rows = [("rule", *map(text, names))]
     rows += [(text(rule), *(f"{p.ledger.get(rule, 0):,}" for p in programs)) for rule in rules]
-    yield _folded("What was set aside as noise", _table(rows, head=True, numbers=True))
+    yield folded("What was set aside as noise", table(rows, head=True, numbers=True))
 
 
 def _stamps(names: tuple[str, str], programs: tuple[Program, Program]) -> str:
@@ -202,19 +202,4 @@ def _stamps(names: tuple[str, str], programs: tuple[Program, Program]) -> str:
         (text(name), *(text(p.stamp.fields.get(name, "absent")) for p in programs))
         for name in fields
     ]
-    return _folded("How they were lowered", _table(rows, head=True))
-
-
-def _folded(title: str, body: str) -> str:
-    return f'<details><summary>{text(title)}</summary><div class="body">{body}</div></details>'
-
-
-def _table(rows: Sequence[tuple[str, ...]], head: bool = False, numbers: bool = False) -> str:
-    """Rows of HTML cells; with ``numbers`` all but the first column hold figures."""
-    lines = []
-    for i, row in enumerate(rows):
-        tag = "th" if head and i == 0 else "td"
-        styles = [' class="number"' if numbers and j else "" for j in range(len(row))]
-        cells = "".join(f"<{tag}{s}>{c}</{tag}>" for s, c in zip(styles, row, strict=True))
-        lines.append(f"<tr>{cells}</tr>")
-    return f"<table>{''.join(lines)}</table>"
+    return folded("How they were lowered", table(rows, head=True))

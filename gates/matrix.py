@@ -10,13 +10,16 @@ from typing import Any, Literal
 
 from ..lowering.artifact import load
 from ..lowering.change import Difference, Verdict
+from ..lowering.cost.cache import user_cache
+from ..lowering.cost.model import Cost
 from ..lowering.diff import diff
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Program
 from .cache import Cache
+from .cells import Cell, Matrix, Node
 from .child import ChildFailed, Job, run
-from .config import Cell, Matrix, Node
 from .containment import strays
+from .cost_budget import Costs, compile_node, nodes_to_compile
 from .expectations import expectations
 from .inputs import matched
 from .parallel import in_order
@@ -45,6 +48,12 @@ class CellResult:
     """Why it is broken or undecided."""
     difference: Difference | None = None
 
+    @property
+    def sides(self) -> tuple[str, str]:
+        """What ``-`` and ``a`` stand for in the difference, and what ``+`` and ``b`` do."""
+        other = "" if self.cell.other is None else self.cell.other.name
+        return f"- a: {self.cell.node.name}", f"+ b: {other}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -53,6 +62,8 @@ class CellResult:
             "expects": self.cell.kind,
             "status": self.status,
             "messages": list(self.messages),
+            "a": self.cell.node.name,
+            "b": None if self.cell.other is None else self.cell.other.name,
             "difference": None if self.difference is None else self.difference.to_json(),
         }
 
@@ -158,9 +169,10 @@ def run_matrix(
     part = part_of(matrix, shard)
     with kept():
         lowered = _lower_all(part, note, jobs, cache)
+        costs = _compile_all(part, note, cache)
     results = []
     for cell in part.cells:
-        results.append(judge(cell, lowered, matrix, snapshots))
+        results.append(judge(cell, lowered, matrix, snapshots, costs))
         note(cell.name)
     found = guards(matrix, lowered)
     remarks = _remarks(part, lowered, cache)
@@ -189,7 +201,18 @@ def part_of(matrix: Matrix, shard: Shard | None) -> Matrix:
 
 def steps(matrix: Matrix) -> int:
     """How often `run_matrix` calls its ``progress``."""
-    return len({node.work for node in matrix.nodes()}) + len(matrix.cells)
+    compiled = len(nodes_to_compile(matrix))
+    return len({node.work for node in matrix.nodes()}) + compiled + len(matrix.cells)
+
+
+def _compile_all(matrix: Matrix, note: Progress, cache: Cache | None) -> Costs:
+    """What the programs cost that a budget is about; one at a time, each takes all cores."""
+    by_work: dict[tuple[Any, ...], Cost | str] = {}
+    answers = None if cache is None else user_cache()
+    for node in nodes_to_compile(matrix):
+        by_work[node.work] = compile_node(node, matrix, answers)
+        note(f"{node.program}: {node.name}, compiled")
+    return {node: by_work[node.work] for node in matrix.nodes() if node.work in by_work}
 
 
 def _lower_all(matrix: Matrix, note: Progress, jobs: int, cache: Cache | None) -> Lowered:
@@ -250,10 +273,16 @@ def _lower(
             return ChildFailed(str(error), "input")
 
 
-def judge(cell: Cell, lowered: Lowered, matrix: Matrix, snapshots: Mode) -> CellResult:
+def judge(
+    cell: Cell,
+    lowered: Lowered,
+    matrix: Matrix,
+    snapshots: Mode,
+    costs: Costs | None = None,
+) -> CellResult:
     """Compares the two programs of a cell, and checks what else it expects.
 
-    The difference's first side is the program that the cell refers to.
+    The difference's sides are the cell's, as its name reads: left first.
     """
     failed = {f"{n.name}: {p}": None for n in cell.nodes()
               if isinstance(p := lowered[n], ChildFailed)}  # fmt: skip
@@ -268,14 +297,14 @@ def judge(cell: Cell, lowered: Lowered, matrix: Matrix, snapshots: Mode) -> Cell
     ]
     broken += [f"{node.name}: {text}" for node in sides for text in ready[node].unmet]
     programs = {node: found.program for node, found in ready.items()}
-    missed = expectations(cell, programs)
+    missed = expectations(cell, programs, costs)
     broken += [miss.text for miss in missed if miss.kind == "broken"]
     unclear = [miss.text for miss in missed if miss.kind == "undecided"]
     if cell.other is None:
         how = "check" if broken and snapshots == "accept" else snapshots
         return _against_snapshot(cell, programs[cell.node], matrix, how, broken, unclear)
     try:
-        found = diff(programs[cell.other], programs[cell.node], cell.level, cell.allow)
+        found = diff(programs[cell.node], programs[cell.other], cell.level, cell.allow)
     except InputError as error:
         return CellResult(cell, "undecided", (str(error),))
     if found.verdict is Verdict.UNKNOWN:

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import html
 import re
+from collections.abc import Sequence
 
 _NOT_SHOWN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
@@ -40,6 +41,7 @@ table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
   border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 th { font-weight: 600; color: var(--dim); }
+.worse { color: var(--red); font-weight: 600; } .better { color: var(--green); }
 td.number, th.number { text-align: right; white-space: nowrap; }
 .note { border-left: 3px solid var(--amber); padding: .15rem .75rem; margin: .4rem 0; }
 .dim { color: var(--dim); }
@@ -108,3 +110,24 @@ def page(title: str, body: str) -> str:
         f"<title>{text(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n{body}\n"
         f"<script>{SCRIPT}</script>\n</body></html>\n"
     )
+
+
+def badge(name: str) -> str:
+    """A verdict in its colour."""
+    return f'<span class="verdict {text(name.lower())}">{text(name)}</span>'
+
+
+def folded(title: str, body: str) -> str:
+    """HTML that is a click away."""
+    return f'<details><summary>{text(title)}</summary><div class="body">{body}</div></details>'
+
+
+def table(rows: Sequence[tuple[str, ...]], head: bool = False, numbers: bool = False) -> str:
+    """Rows of HTML cells; with ``numbers`` all but the first column hold figures."""
+    lines = []
+    for i, row in enumerate(rows):
+        tag = "th" if head and i == 0 else "td"
+        styles = [' class="number"' if numbers and j else "" for j in range(len(row))]
+        cells = "".join(f"<{tag}{s}>{c}</{tag}>" for s, c in zip(styles, row, strict=True))
+        lines.append(f"<tr>{cells}</tr>")
+    return f"<table>{''.join(lines)}</table>"

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..lowering.change import Change, Difference, Group, Verdict
 from ..lowering.program import Location
+from .wrap import lines
 
 PLAIN_WIDTH = 96
 MAX_CHARACTERS = 16_000
@@ -98,7 +99,7 @@ def show_group(out: Console, group: Group, by: int = 2) -> None:
     head.append("".join(f"{outer} › " for outer in path), style="dim")
     head.append(name, style="bold")
     head.append(f"  {what(change)}")
-    indented(out, head, by)
+    indented(out, head, by, hang=2)
     for sign, side, style in (("-", change.a, "red"), ("+", change.b, "green")):
         if side:
             indented(out, Text(f"{sign} {side}", style=style), by + 2)
@@ -124,9 +125,9 @@ def what(change: Change) -> str:
         return "is another operation"
     if change.kind == "moved":
         return "stands at another place among its neighbours"
-    return (
-        f"{change.detail} differs" if not change.detail.startswith("operands ") else change.detail
-    )
+    if change.detail.startswith("operands "):
+        return change.detail
+    return f"{change.detail} {'differ' if change.detail.startswith('arguments') else 'differs'}"
 
 
 def places(change: Change) -> list[str]:
@@ -146,22 +147,26 @@ def alike(group: Group) -> str:
     sections = len(group.sections)
     count = len(group.changes)
     if sections == 1:
-        return f"{count} times alike"
+        return f"{count:,} times alike"
     kind = group.first.section_kind
     if count == sections:
-        return f"in {sections} {kind}s alike"
-    return f"{count} times in {sections} {kind}s, all alike"
+        return f"in {sections:,} {kind}s alike"
+    return f"{count:,} times in {sections:,} {kind}s, all alike"
 
 
-def indented(out: Console, text: str | Text, by: int = 2) -> None:
-    """Prints ``text`` wrapped at the width, every line indented alike and nothing cut."""
+def indented(out: Console, text: str | Text, by: int = 2, hang: int = 0) -> None:
+    """Prints ``text`` wrapped at the width, every line indented alike and nothing cut.
+
+    Lines after the first are indented by ``hang`` more.
+    """
     body = Text(text) if isinstance(text, str) else text
     if _CONTROL.search(body.plain):
         body = Text(_CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", body.plain))
+    body.expand_tabs()
     width = max(20, out.width - by)
-    for line in body.wrap(out, width, overflow="fold", no_wrap=False):
-        line.rstrip()
-        out.print(Text(" " * by).append_text(line), no_wrap=True, overflow="ignore", crop=False)
+    for number, (start, end) in enumerate(lines(body.plain, width, hang)):
+        line = Text(" " * (by + (hang if number else 0))).append_text(body[start:end])
+        out.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
 def relative(path: str) -> str:

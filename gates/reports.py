@@ -112,6 +112,7 @@ def _explained(cell: CellResult) -> str:
     """Messages, and the tree of differences, within the bounds of `plain`."""
     lines = list(cell.messages)
     if cell.difference is not None:
+        lines += cell.sides
         lines.append(plain(cell.difference, GROUPS_SHOWN, "--json holds all"))
     return _printable("\n".join(lines))
 

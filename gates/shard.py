@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..lowering.errors import InputError
-from .config import Cell
+from .cells import Cell
 
 
 @dataclass(frozen=True)

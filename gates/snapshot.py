@@ -19,13 +19,15 @@ from typing import Any
 from ..lowering.errors import InputError
 from ..lowering.program import KERNEL, LEVELS, Level, Program, Section, digest_of
 from ..lowering.sections import CALLEE
+from .render import plural
 
-FORMAT = "relower-snapshot 1"
+FORMAT = "relower-snapshot 2"
 MAX_BYTES = 1 << 24
 """The largest snapshot that is read."""
 SHORT = 16
 """Hexadecimal digits of the digest of one function; the verdict rests on the whole one."""
 LINES_SHOWN = 12
+_HEX = re.compile(r"[0-9a-f]+")
 _COUNTER = re.compile(r"_\d+$")
 """What JAX adds to the name of a second function; it moves with whatever is traced before."""
 _KINDS = ("module", "function", "kernel")
@@ -91,7 +93,10 @@ def _part(section: Section, times: int) -> Part:
 
 
 def written(snapshot: Snapshot) -> str:
-    """The text of a snapshot: JSON with one function, kernel, kind of operation or field a line."""
+    """The text of a snapshot: JSON with one function, kernel, kind of operation or field a line.
+
+    The last line is a digest of all others, so that a file edited by hand is noticed.
+    """
 
     def lines(items: Sequence[str]) -> str:
         return ",\n".join(f"  {item}" for item in items)
@@ -104,42 +109,64 @@ def written(snapshot: Snapshot) -> str:
         f'{{\n "format": {json.dumps(FORMAT)},\n "of": {json.dumps(snapshot.of)},\n'
         f' "level": {json.dumps(snapshot.level)},\n "digest": {json.dumps(snapshot.digest)},\n'
         f' "stamp": {{\n{table(snapshot.stamp)}\n }},\n "parts": [\n{lines(parts)}\n ],\n'
-        f' "ops": {{\n{table(snapshot.ops)}\n }}\n}}\n'
+        f' "ops": {{\n{table(snapshot.ops)}\n }},\n "sum": "{_sum(snapshot)}"\n}}\n'
     )
+
+
+def _sum(snapshot: Snapshot) -> str:
+    """A digest of all that a snapshot says."""
+    said = [FORMAT, snapshot.of, snapshot.level, snapshot.digest, dict(snapshot.stamp)]
+    parts = [[p.kind, p.label, p.digest, p.operations, p.times] for p in snapshot.parts]
+    return digest_of(json.dumps([*said, parts, dict(snapshot.ops)], sort_keys=True))
 
 
 def read(data: bytes, name: str) -> Snapshot:
     """The snapshot that `written` wrote.
 
     Raises:
-        InputError: it is none, or damaged; one line with ``name``.
+        InputError: it is none, damaged, or not as it was written; one line with ``name``.
     """
     try:
         if len(data) > MAX_BYTES:
             raise ValueError(f"{len(data)} bytes")
-        value = json.loads(data.decode())
+        value = json.loads(data.decode(), object_pairs_hook=_no_duplicates)
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise ValueError(f"wanted the format {FORMAT!r}")
-        keys = {"format", "of", "level", "digest", "stamp", "parts", "ops"}
+        keys = {"format", "of", "level", "digest", "stamp", "parts", "ops", "sum"}
         if set(value) != keys or value["level"] not in LEVELS:
             raise ValueError("its keys or its level")
         parts = tuple(_read_part(entry) for entry in value["parts"])
         texts = (value["of"], value["digest"], *value["stamp"].values())
-        if not all(isinstance(t, str) for t in texts) or len(value["digest"]) != 64:
+        if not all(isinstance(t, str) for t in texts) or not _is_digest(value["digest"], 64):
             raise ValueError("its digest or its stamp")
         if not all(type(n) is int and n >= 0 for n in value["ops"].values()):
             raise ValueError("its counts")
-        return Snapshot(
+        found = Snapshot(
             value["of"], value["level"], value["digest"], value["stamp"], parts, value["ops"]
         )
+        if value["sum"] != _sum(found):
+            raise ValueError("edited, or merged, since it was written: its sum isn't that of the "
+                             "rest")  # fmt: skip
+        return found
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         reason = " ".join(str(error).split())[:120]
         raise InputError(f"{name}: not a whole snapshot ({reason}); accept it again") from None
 
 
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key twice")
+    return found
+
+
+def _is_digest(value: Any, digits: int) -> bool:
+    return isinstance(value, str) and len(value) == digits and _HEX.fullmatch(value) is not None
+
+
 def _read_part(entry: Any) -> Part:
     kind, label, digest, operations, times = entry
-    if kind not in _KINDS or not isinstance(label, str) or not isinstance(digest, str):
+    if kind not in _KINDS or not isinstance(label, str) or not _is_digest(digest, SHORT):
         raise ValueError("a function or kernel of it")
     if not all(type(n) is int and n >= 0 for n in (operations, times)):
         raise ValueError("a count of it")
@@ -172,7 +199,7 @@ def _parts_changed(old: Sequence[Part], new: Sequence[Part]) -> list[str]:
     for part in gone:
         same = next((p for p in come if (p.kind, p.label) == (part.kind, part.label)), None)
         if same is None:
-            found.append(f"{part.title} is gone ({part.operations} operations)")
+            found.append(f"{part.title} is gone ({plural(part.operations, 'operation')})")
             continue
         come.remove(same)
         what = [] if part.digest == same.digest else [f"{part.digest[:8]} → {same.digest[:8]}"]
@@ -182,4 +209,6 @@ def _parts_changed(old: Sequence[Part], new: Sequence[Part]) -> list[str]:
             noun = "calls" if part.kind == "kernel" else "copies"
             what.append(f"{part.times} → {same.times} {noun}")
         found.append(f"{part.title} changed: {', '.join(what)}")
-    return found + [f"{part.title} is new ({part.operations} operations)" for part in come]
+    return found + [
+        f"{part.title} is new ({plural(part.operations, 'operation')})" for part in come
+    ]

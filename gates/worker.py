@@ -115,16 +115,31 @@ def _explain(request: dict[str, Any]) -> Any:
                     *args,
                     passes=request["passes"] if named else None,
                     contract=request["contract"],
+                    choose=_choice(request),
+                    lines=bool(request["options"].get("lines")),
+                    frozen=request["frozen"],
+                    assume=request["assume"],
                     **kwargs,
                 )
         except ValueError as error:
-            if "no pass called" in str(error) or str(error).startswith("contract is"):
+            told = ("contract is", "frozen", "assume")
+            if "no pass called" in str(error) or str(error).startswith(told):
                 raise InputError(str(error)) from error
             raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
         except Exception as error:
             raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
     shown = report.to_json()
     return {**shown, "notes": [*shown.get("notes", ()), *_checked(request)]}
+
+
+def _choice(request: dict[str, Any]) -> Any:
+    measure = request["options"].get("measure")
+    if measure is None:
+        return None
+    from ..lowering.targets import DEFAULT_TARGET
+    from ..passes.base import Measured
+
+    return Measured(target=request["target"] or DEFAULT_TARGET, **measure)
 
 
 def _catalogue(request: dict[str, Any]) -> Any:
@@ -193,7 +208,13 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
     names = None if request["passes"] == "default" else request["passes"]
 
     def wrapped(fn: Any) -> Any:
-        return optimize(fn, passes=names, contract=request["contract"])
+        return optimize(
+            fn,
+            passes=names,
+            contract=request["contract"],
+            frozen=request["frozen"],
+            assume=request["assume"],
+        )
 
     try:
         for name in names or ():

@@ -64,11 +64,21 @@ class Compiled:
 class CompileFailed(InputError):
     """The compiler gave no program; ``kind`` says why, the message says it in one line."""
 
-    def __init__(self, message: str, kind: FailureKind) -> None:
-        super().__init__(message)
+    def __init__(
+        self, cause: str, kind: FailureKind, name: str = "", *, killed: bool = False
+    ) -> None:
+        super().__init__(f"{name}: {cause}" if name else cause)
+        self.cause = cause
+        """The message without the program's name."""
         self.kind = kind
         """``missing``: no libtpu; ``target``: it doesn't know the topology; ``rejected``: it
         refused the program; ``crash``: its process died; ``time``, ``memory``: over a limit."""
+        self.killed = killed
+        """Whether somebody killed the process, as a host without memory does: an accident."""
+
+    def of(self, name: str) -> CompileFailed:
+        """The same failure of a program with another name."""
+        return CompileFailed(self.cause, self.kind, name, killed=self.killed)
 
 
 def stage_module(chosen: Any, target: str) -> StagedModule:
@@ -112,7 +122,7 @@ def compile_staged(
             raise _failure(staged.name, ended, limits, noise)
         found = json.loads(answer.read_text())
         if "error" in found:
-            raise CompileFailed(f"{staged.name}: {found['error']}", found["kind"])
+            raise CompileFailed(found["error"], found["kind"], staged.name)
         hlo = Path(folder, "hlo.txt").read_text()
         return Compiled(hlo, found["memory"], found["cost"], ended.seconds)
 
@@ -138,19 +148,22 @@ def child_environment(flags: Sequence[str]) -> dict[str, str]:
 def _failure(name: str, ended: Ended, limits: Limits, noise: Path) -> CompileFailed:
     if ended.why == "time":
         return CompileFailed(
-            f"{name}: the TPU compiler was stopped after {limits.seconds:g} s; raise the limit",
+            f"the TPU compiler was stopped after {limits.seconds:g} s; raise the limit",
             "time",
+            name,
         )
     if ended.why == "memory":
         assert limits.memory is not None
         return CompileFailed(
-            f"{name}: the TPU compiler was stopped at {ended.peak / 2**30:.1f} GiB of memory; "
+            f"the TPU compiler was stopped at {ended.peak / 2**30:.1f} GiB of memory; "
             f"raise the limit of {limits.memory / 2**30:.1f} GiB",
             "memory",
+            name,
         )
     how = f"exit code {ended.code}" if ended.code >= 0 else signal.Signals(-ended.code).name
     said = fatal_line(noise.read_text(errors="replace")) or "it said nothing"
-    return CompileFailed(f"{name}: the TPU compiler died ({how}): {said}", "crash")
+    killed = ended.code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+    return CompileFailed(f"the TPU compiler died ({how}): {said}", "crash", name, killed=killed)
 
 
 def fatal_line(noise: str) -> str:

@@ -62,7 +62,8 @@ def read_config(raw: str, body_token: str) -> Config | None:
         return Config(_dump(config), reordered)
     debug = inner.pop("debug_locations", None)
     inner["body"] = body_token
-    collective = isinstance(inner.get("collective_id"), int)
+    number = inner.get("collective_id")
+    collective = type(number) is int and number >= 0  # true is no id, and a negative one is odd
     if collective:
         inner["collective_id"] = reference("collective", str(inner["collective_id"]))
     return Config(_dump(config), reordered, body, debug is not None, collective)
@@ -104,6 +105,8 @@ def unknown_reason(op: Op, target: str, configs: dict[str, str]) -> str | None:
     """
     if "callback" in target.lower():
         return "the callback is a pointer into the process that traced; two of them look alike"
+    if target == "CustomSPMDPartitioning":
+        return "how it is partitioned is a Python object of the process that traced"
     if op.kernel is None:
         for name, text in configs.items():
             found = _ADDRESS.search(text)

@@ -9,6 +9,7 @@ import jax
 
 from ..compat.callbacks import host_callbacks
 from ..compat.environment import libtpu_version, settings, versions
+from ..compat.fresh import traced_anew
 from ..compat.layouts import stated_layouts
 from ..compat.lowered import calling_convention, hoisted_constants, kernel_locations
 from ..compat.mlir import mosaic_version
@@ -103,7 +104,7 @@ def stage(chosen: Case, target: Target, mesh: Any, route: Route) -> tuple[Any, t
     """
     devices = target.devices() if route == "abstract" else topology_devices(target)
     _forget_answers(target)
-    with as_target(devices) as queries:
+    with as_target(devices) as queries, traced_anew():
         try:
             lowered = _staged(chosen, mesh)
         finally:

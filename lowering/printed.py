@@ -8,6 +8,8 @@ printed; they are collected by one walk, in the order of the text.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,9 @@ from .session import Session
 from .syntax import closing, entries, split
 from .tails import Tails
 
+_MEANT = "xla.sdy."
+"""In the name of a function that Shardy's round trip through XLA knows by its name."""
+_COUNTER = re.compile(r"_\d+$")
 _SYMBOL_ATTRS = ("arg_attrs", "function_type", "res_attrs", "sym_name", "sym_visibility")
 
 
@@ -132,6 +137,8 @@ class Printer:
         results = function_type[inputs + 4 :]
         types = split(results[1:-1]) if results.startswith("(") else [results]
         attrs = {name: text(raw[name]) for name in sorted(raw) if name not in _SYMBOL_ATTRS}
+        if _MEANT in key:
+            attrs["sym_name"] = json.dumps(_COUNTER.sub("", key))
         return Function(
             key=key,
             public=key in self.public,

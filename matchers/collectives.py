@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
 from ..compat import jaxprs
 from ..compat.jaxprs import Eqn, Var
 from ..compat.primitives import primitive
-from ..compat.vma import varying
+from .collective_checks import (
+    ANY_SUMS,
+    CHECKS,
+    PARAMS,
+    Check,
+    Difference,
+    dimension,
+    is_bfloat16_sum,
+    is_gather,
+    other_operand,
+    roots,
+)
 from .graph import Scope
 from .motion import is_barrier, is_pure, made_after
-from .side_by_side import Form, Layout, Shape, forms, layout_of
-
-MOST_BYTES = 8 << 20
-"""The larger side of a collective that is worth the copies by which others share its way."""
-
-PARAMS = frozenset({"all_gather_dimension", "axis_index_groups", "axis_name", "axis_size",
-                    "scatter_dimension", "tiled"})  # fmt: skip
-_GATHERS = ("all_gather_p", "all_gather_invariant_p")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Why two collectives can't be one."""
-
-    code: str
-    found: str
-    wanted: str
+from .side_by_side import Form, forms
 
 
 @dataclass
@@ -47,52 +39,20 @@ class Group:
     """Other groups whose results the operands depend on, however indirectly: bits by position."""
 
 
-def roots() -> frozenset[Any]:
-    """The primitives concerned, as objects."""
-    names = (*_GATHERS, "reduce_scatter_p")
-    return frozenset(p for p in map(primitive, names) if p is not None)
-
-
-def is_gather(eqn: Eqn) -> bool:
-    """Whether an equation is an all_gather of any kind."""
-    return any(eqn.primitive is primitive(name) for name in _GATHERS)
-
-
-def dimension(eqn: Eqn) -> int:
-    """The dimension that is gathered or scattered."""
-    return int(eqn.params["all_gather_dimension" if is_gather(eqn) else "scatter_dimension"])
-
-
-def size(eqn: Eqn) -> int:
-    """Bytes of the larger of operand and result."""
-    return max(int(a.aval.size * a.aval.dtype.itemsize) for a in (*eqn.invars, *eqn.outvars))
-
-
-def has_bits(dtype: Any) -> bool:
-    """Whether elements are whole bytes that an integer of 8 to 64 bits holds."""
-    if dtype == np.bool_:
-        return True
-    if jnp.issubdtype(dtype, jnp.integer):
-        return bool(jnp.iinfo(dtype).bits >= 8)
-    return jnp.issubdtype(dtype, jnp.floating) and bool(jnp.finfo(dtype).bits >= 8)
-
-
-def common_layout(eqn: Eqn, shapes: Sequence[Shape]) -> Layout | None:
-    """How operands of these shapes lie side by side for the collective of ``eqn``."""
-    return layout_of(shapes, dimension(eqn), bool(eqn.params["tiled"]), is_gather(eqn))
-
-
 class Collectives:
     """The collectives of one body and how they can be joined."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, *, widened: bool = False) -> None:
+        """Of those ``widened``, sums of bfloat16 alone, which are to be taken in float32."""
         self.eqns = scope.eqns
+        self._widened = widened
         known = roots()
         self.indices = [
             i
             for i in scope.live
             if scope.eqns[i].primitive in known
             and set(scope.eqns[i].params) <= PARAMS
+            and (not widened or is_bfloat16_sum(scope.eqns[i]))
             and jaxprs.is_var(scope.eqns[i].invars[0])
             and scope.readers(scope.eqns[i].outvars[0])  # its axis name alone keeps a dead one live
         ]
@@ -129,6 +89,9 @@ class Collectives:
             if last >= 0:
                 held.update((v, last) for v in eqn.outvars)
         return ancestors, latest
+
+    def _checks(self) -> list[Check]:
+        return [c for c in CHECKS if not (self._widened and c in ANY_SUMS)]
 
     def depends(self, index: int, on: int) -> bool:
         """Whether a collective's operand depends on the result of another."""
@@ -199,7 +162,7 @@ class Collectives:
         known = self._alike.get((other, kind))
         if known is None:
             a, b = self.eqns[first], self.eqns[index]
-            known = all(c(a, b) is None for c in CHECKS if c is not _other_operand)
+            known = all(c(a, b) is None for c in self._checks() if c is not other_operand)
             self._alike[other, kind] = known
         return known
 
@@ -263,7 +226,7 @@ class Collectives:
     def differences(self, first: int, index: int) -> list[Difference]:
         """Everything for which a collective can't be done together with an earlier one."""
         a, b = self.eqns[first], self.eqns[index]
-        found = [d for check in CHECKS if (d := check(a, b)) is not None]
+        found = [d for check in self._checks() if (d := check(a, b)) is not None]
         return found + self._placing(first, index)
 
     def _placing(self, first: int, index: int) -> list[Difference]:
@@ -285,11 +248,12 @@ class Collectives:
         return found
 
 
-def collectives(scope: Scope) -> Collectives:
-    """Those of a scope; looked for once."""
-    known: Collectives | None = scope.memo.get(Collectives)
-    if known is None:
-        known = scope.memo[Collectives] = Collectives(scope)
+def collectives(scope: Scope, *, widened: bool = False) -> Collectives:
+    """Those of a scope; looked for once. ``widened`` are sums of bfloat16, and no others."""
+    key = Collectives, widened
+    if key not in scope.memo:
+        scope.memo[key] = Collectives(scope, widened=widened)
+    known: Collectives = scope.memo[key]
     return known
 
 
@@ -321,7 +285,7 @@ def _forms(eqn: Eqn) -> frozenset[Form]:
                  is_gather(eqn))  # fmt: skip
 
 
-def outside(scope: Scope, index: int) -> list[Difference]:
+def outside(scope: Scope, index: int, *, widened: bool = False) -> list[Difference]:
     """That a collective of the same kind stands in a body around this one's, if one does."""
     eqn = scope.eqns[index]
     while scope.callers:
@@ -329,85 +293,7 @@ def outside(scope: Scope, index: int) -> list[Difference]:
         call, scope = caller.scope.eqns[caller.index], caller.scope
         if call.primitive is primitive("custom_jvp_call_p"):
             return []  # as a packed one is, which has its own verdict
-        if eqn.primitive in collectives(scope).primitives:
+        if eqn.primitive in collectives(scope, widened=widened).primitives:
             found = f"one in a body of {call.primitive.name}"
             return [Difference("scope", found, "both in one body")]
     return []
-
-
-Check = Callable[[Eqn, Eqn], Difference | None]
-
-
-def _same(code: str, of: Callable[[Eqn], Any], say: Callable[[Any], str] = str) -> Check:
-    def check(a: Eqn, b: Eqn) -> Difference | None:
-        one, other = of(a), of(b)
-        return None if one == other else Difference(code, say(other), say(one))
-
-    return check
-
-
-def _axes(axes: Any) -> str:
-    return ", ".join(sorted(map(str, axes))) or "none"
-
-
-def _dtypes(a: Eqn, b: Eqn) -> Difference | None:
-    one, other = a.invars[0].aval.dtype, b.invars[0].aval.dtype
-    if is_gather(a):
-        if one == other or (has_bits(one) and has_bits(other)):
-            return None
-        wanted = "elements of whole bytes, up to 64 bits"
-        return Difference("dtype", f"{one} and {other}", wanted)
-    if one != other:
-        return Difference("dtype", f"{one} and {other}", f"{one}, to be added")
-    if one == jnp.bfloat16:
-        return Difference("dtype", f"sums of {one}", "sums that no compiler takes in another dtype")
-    return None
-
-
-def _shapes(a: Eqn, b: Eqn) -> Difference | None:
-    one, other = (e.invars[0].aval.shape for e in (a, b))
-    if dimension(a) != dimension(b) or common_layout(a, [one, other]) is not None:
-        return None
-    wanted = "equal dimensions up to the one worked on, or all but one other"
-    return Difference("shapes", f"{one} and {other}", wanted)
-
-
-def _whole(a: Eqn, b: Eqn) -> Difference | None:
-    for eqn in (a, b):
-        sharding = getattr(eqn.invars[0].aval, "sharding", None)
-        if sharding is not None and any(part is not None for part in sharding.spec):
-            return Difference("sharding", str(sharding.spec), "operands split over no other axis")
-    return None
-
-
-def _other_operand(a: Eqn, b: Eqn) -> Difference | None:
-    if a.invars[0] is not b.invars[0]:
-        return None
-    return Difference("same-operand", "the operand of the other again", "two operands")
-
-
-def _small(a: Eqn, b: Eqn) -> Difference | None:
-    most = max(size(a), size(b))
-    if most <= MOST_BYTES:
-        return None
-    return Difference("large", f"{most:,} bytes", f"at most {MOST_BYTES:,} bytes each")
-
-
-CHECKS: tuple[Check, ...] = (
-    _same("kind", lambda e: e.primitive, lambda p: p.name),
-    _same(
-        "axes",
-        lambda e: (e.params["axis_name"], e.params["axis_size"]),
-        lambda v: f"{v[0]} of {v[1]}",
-    ),
-    _same("groups", lambda e: e.params.get("axis_index_groups")),
-    _same("dimension", dimension),
-    _same("tiling", lambda e: e.params.get("tiled")),
-    _same("context", lambda e: e.ctx),
-    _same("varying", lambda e: varying(e.invars[0].aval), _axes),
-    _whole,
-    _dtypes,
-    _shapes,
-    _other_operand,
-    _small,
-)

@@ -1,4 +1,4 @@
-"""What is known of a value in every execution: range, affine form, permutation, constant.
+"""What is known of a value in every execution: range, affine form, order, permutation, constant.
 
 A `Fact` is a claim that no execution can leave. Where an operation may wrap around, be out of
 bounds or be undefined, nothing is claimed. Facts hold for integers and bools; of floating point
@@ -63,6 +63,8 @@ class Fact:
     permutation: int | None = None
     """An axis along which every 1-D slice is a permutation of ``0 … n-1``."""
     constant: Constant | None = None
+    rising: tuple[int, ...] = ()
+    """Axes of integers along which no 1-D slice ever falls, but for those that ``affine`` tells."""
 
     def is_zero(self) -> bool:
         """Every element is zero, of either sign."""
@@ -83,6 +85,12 @@ class Fact:
     def decreasing(self, axis: int, size: int) -> bool:
         """Strictly decreasing along ``axis``, which has ``size`` elements."""
         return size <= 1 or (self.affine is not None and self.affine.strides[axis] < 0)
+
+    def rises(self, axis: int, size: int) -> bool:
+        """Sorted along ``axis``, which has ``size`` elements: equal neighbours are allowed."""
+        if size <= 1 or axis in self.rising:
+            return True
+        return self.affine is not None and self.affine.strides[axis] >= 0
 
     def is_iota(self, axis: int, shape: Sequence[int]) -> bool:
         """``value[i] = i[axis]``."""
@@ -109,9 +117,10 @@ def _fact(
     affine: Affine | None,
     permutation: int | None,
     constant: Constant | None,
+    rising: tuple[int, ...] = (),
 ) -> Fact:
     """`UNKNOWN` itself where nothing is known, so that identity is enough to ask for it."""
-    fact = Fact(lo, hi, affine, permutation, constant)
+    fact = Fact(lo, hi, affine, permutation, constant, rising)
     return UNKNOWN if fact == UNKNOWN else fact
 
 
@@ -165,6 +174,7 @@ def integer(
     hi: int,
     affine: Affine | None = None,
     permutation: int | None = None,
+    rising: Sequence[int] = (),
 ) -> Fact:
     """The fact about an integer or bool array whose exact results lie in ``[lo, hi]``.
 
@@ -188,6 +198,8 @@ def integer(
             permutation = _affine_permutation(affine, shape)
     if permutation is not None:
         lo, hi = max(lo, 0), min(hi, shape[permutation] - 1)
+        if permutation in rising and shape[permutation] > 1:  # in order there is only one
+            affine = Affine(0, tuple(int(d == permutation) for d in range(len(shape))))
     if lo > hi:  # only of values that never exist: an empty array, or code that is never reached
         return default(dtype)
     if lo == hi:
@@ -199,7 +211,25 @@ def integer(
         affine,
         permutation,
         None,
+        _not_told(rising, affine, shape) if rising else (),
     )
+
+
+def _not_told(
+    rising: Sequence[int], affine: Affine | None, shape: Sequence[int]
+) -> tuple[int, ...]:
+    """The axes of ``rising`` that an affine form doesn't show to rise, and that can."""
+    told = () if affine is None else affine.strides
+    return tuple(
+        sorted(d for d in rising if shape[d] > 1 and not (affine is not None and told[d] >= 0))
+    )
+
+
+def rising_axes(fact: Fact, shape: Sequence[int]) -> tuple[int, ...]:
+    """All axes of an integer array of ``shape`` along which it is known never to fall."""
+    if fact.affine is None:
+        return fact.rising
+    return tuple(d for d, n in enumerate(shape) if fact.rises(d, n))
 
 
 def affine_range(affine: Affine, shape: Sequence[int]) -> tuple[int, int]:
@@ -277,7 +307,10 @@ def of_array(value: np.ndarray[Any, Any], aval: Aval) -> Fact:
     if max(abs(lo), abs(hi)) >= 2**31:  # the checks below must not overflow
         return integer(aval, lo, hi)
     wide = value.astype(np.int64)
-    return integer(aval, lo, hi, _affine_of_array(wide), _permutation_of_array(wide, lo, hi))
+    rising = [d for d in range(wide.ndim) if bool((np.diff(wide, axis=d) >= 0).all())]
+    return integer(
+        aval, lo, hi, _affine_of_array(wide), _permutation_of_array(wide, lo, hi), rising
+    )
 
 
 def _whole_array(value: np.ndarray[Any, Any], aval: Aval) -> Fact:
@@ -323,6 +356,23 @@ def join(a: Fact, b: Fact) -> Fact:
         affine,
         a.permutation if a.permutation == b.permutation else None,
         a.constant if a.constant == b.constant else None,
+        _both_rise(a, b, affine),
+    )
+
+
+def _both_rise(a: Fact, b: Fact, affine: Affine | None) -> tuple[int, ...]:
+    if not (a.rising or b.rising or (affine is None and a.affine and b.affine)):
+        return ()
+    axes = {*a.rising, *b.rising}
+    if a.affine is not None and b.affine is not None:
+        axes.update(range(len(a.affine.strides)))
+    told = () if affine is None else affine.strides
+    return tuple(
+        sorted(
+            d
+            for d in axes
+            if a.rises(d, 2) and b.rises(d, 2) and not (affine is not None and told[d] >= 0)
+        )
     )
 
 
@@ -339,7 +389,7 @@ def mix(a: Fact, b: Fact) -> Fact:
 
 def elements(fact: Fact) -> Fact:
     """What is left when the elements are moved, repeated or dropped: no order."""
-    if fact.affine is None and fact.permutation is None:
+    if fact.affine is None and fact.permutation is None and not fact.rising:
         return fact
     return _fact(fact.lo, fact.hi, None, None, fact.constant)
 
@@ -356,11 +406,13 @@ def complete(fact: Fact, aval: Aval) -> Fact:
     if limits(aval.dtype) is None:
         return fact
     lo, hi = fact.range(aval.dtype)
-    return integer(aval, lo, hi, fact.affine, fact.permutation)
+    return integer(aval, lo, hi, fact.affine, fact.permutation, fact.rising)
 
 
 def meet(fact: Fact, aval: Aval, lo: int, hi: int) -> Fact | None:
     """``fact`` with the range narrowed to ``[lo, hi]``; None if no value is left."""
     least, greatest = fact.range(aval.dtype)
     lo, hi = max(lo, least), min(hi, greatest)
-    return None if lo > hi else integer(aval, lo, hi, fact.affine, fact.permutation)
+    if lo > hi:
+        return None
+    return integer(aval, lo, hi, fact.affine, fact.permutation, fact.rising)

@@ -13,14 +13,14 @@ from typing import Any
 
 from ..compat import jaxprs
 from ..compat.assume_range import assume_range_p
-from ..compat.bodies import BodyKey, Carried, Entered, Flow, Role, carried
+from ..compat.bodies import BodyKey, Carried, Role, carried
 from ..compat.primitives import host_array, primitive
 from . import loops
+from .crossing import Crossing
 from .fact import UNKNOWN, Fact, default_of, join, limits, meet, of_array, of_scalar
 from .flow import inflow, outflow
-from .guards import TELLS_NOTHING, Guard, Guards, Region, both, translated
+from .guards import Guard, Guards, Region
 from .relations import floor_divided
-from .subjects import Subject
 from .transfer import contradicts, is_positionwise, is_static, rules
 
 _MOST_ELEMENTS = 1 << 16
@@ -209,9 +209,8 @@ class _BodyAnalysis:
         self.jaxpr = jaxprs.opened(result.body)
         self._producers: dict[Any, tuple[int, Any]] | None = None
         self._templates: dict[int, BodyFacts] = {}
-        self.guards = result.guards = Guards(
-            result.fact, self._producer, result.given, self._guard_of_call, self._evaluated
-        )
+        self.crossing = Crossing(analysis, result, self._definition)
+        self.guards = result.guards = self.crossing.guards
 
     def run(self, origin: BodyFacts | None = None) -> None:
         """Fill in the facts, taking over those of the body that this one was made from."""
@@ -309,95 +308,15 @@ class _BodyAnalysis:
             self._producers = {v: (i, e) for i, e in enumerate(self.jaxpr.eqns) for v in e.outvars}
         return self._producers.get(var)
 
-    def _guard_of_call(self, eqn: jaxprs.Eqn, mask: jaxprs.Var) -> Guard | None:
-        """What a mask that a call returns tells of the call's operands."""
-        definition = self._definition(mask)
-        assert definition is not None
-        children = self.result.children(definition[0])
-        if len(children) != 1:
-            return None
-        (entered,) = carried(eqn).entered
-        if entered.role is not Role.CALL:
-            return None
-        child = children[entered.key]
-        wanted = eqn.outvars.index(mask)
-        for port, var in zip(entered.outputs, jaxprs.opened(entered.body).outvars):
-            if port.outer == wanted and port.flow is Flow.SAME:
-                pairs = self._shared(eqn, entered)
-                return translated(child.guards.of(var), {inner: outer for outer, inner in pairs})
-        return None
-
-    def _shared(self, eqn: jaxprs.Eqn, entered: Entered) -> list[tuple[Subject, Subject]]:
-        """The subjects of operands and of the inputs that they become."""
-        pairs: list[tuple[Subject, Subject]] = []
-        for port, var in zip(entered.inputs, jaxprs.invars(entered.body)):
-            if port.outer is not None and port.flow is Flow.SAME:
-                outer = self.guards.subjects.of(eqn.invars[port.outer])
-                if outer is not None:
-                    pairs.append((outer, (var, ())))
-        return pairs
-
-    def _given(self, eqn: jaxprs.Eqn, entered: Entered) -> dict[Any, Guard]:
-        """What the masks among a call's operands tell of its other operands."""
-        given: dict[Any, Guard] = {}
-        names: dict[Subject, Subject] | None = None
-        for port, var in zip(entered.inputs, jaxprs.invars(entered.body)):
-            dtype = getattr(var.aval, "dtype", None)
-            if port.outer is None or port.flow is not Flow.SAME or limits(dtype) != (0, 1):
-                continue
-            guard = self.guards.of(eqn.invars[port.outer])
-            if guard:
-                names = dict(self._shared(eqn, entered)) if names is None else names
-                inside = translated(guard, names) or TELLS_NOTHING
-                made = self._of_inputs(eqn, entered, guard, var.aval.shape)
-                inside = Guard(both(inside.false, made.false), both(inside.true, made.true))
-                inside = inside.without((var, ()))
-                if inside:
-                    given[var] = inside
-        return given
-
-    def _of_inputs(
-        self, eqn: jaxprs.Eqn, entered: Entered, guard: Guard, shape: Sequence[int]
-    ) -> Guard:
-        """What a mask tells of operands that are made of what it is about."""
-        false: Region = {}
-        true: Region = {}
-        for port, var in zip(entered.inputs, jaxprs.invars(entered.body)):
-            if port.outer is None or port.flow is not Flow.SAME:
-                continue
-            dtype = getattr(var.aval, "dtype", None)
-            if limits(dtype) in (None, (0, 1)) or var.aval.shape != shape:
-                continue
-            atom, subject = eqn.invars[port.outer], (var, ())
-            false = both(false, self._told(atom, subject, guard.false))
-            true = both(true, self._told(atom, subject, guard.true))
-        return Guard(false, true)
-
-    def _told(self, atom: jaxprs.Atom, subject: Subject, region: Region) -> Region:
-        fact = self.guards.narrowed(atom, region)
-        if fact is None:
-            return None
-        bounds = fact.range(atom.aval.dtype)
-        return {} if bounds == self.result.fact(atom).range(atom.aval.dtype) else {subject: bounds}
-
-    def _evaluated(self, eqn: jaxprs.Eqn, operands: Sequence[Fact]) -> Fact | None:
-        """What a call gives at the places where its operands are known to be so."""
-        if len(eqn.outvars) != 1 or eqn.primitive is not primitive("jit_p"):
-            return None
-        bodies = carried(eqn).entered
-        if len(bodies) != 1 or not self.analysis.positionwise(bodies[0].body):
-            return None
-        given = self._given(eqn, bodies[0])
-        child = self.analysis.enter(bodies[0].body, inflow(eqn, bodies[0], operands), given)
-        return child.outputs[0]
-
     def _descend(self, index: int, eqn: jaxprs.Eqn) -> None:
         bodies = carried(eqn)
         if not bodies.entered:
             return
         operands = [self.result.fact(v) for v in eqn.invars]
         if any(entered.role is Role.LOOP for entered in bodies.entered):
-            children, outputs = loops.fixed_point(self.analysis.enter, eqn, bodies, operands)
+            given = {id(e.body): self.crossing.given(eqn, e) for e in bodies.entered}
+            enter = lambda body, facts: self.analysis.enter(body, facts, given[id(body)])
+            children, outputs = loops.fixed_point(enter, eqn, bodies, operands)
         else:
             children, outputs = self._call(eqn, bodies, operands)
         self.result._children[index] = children
@@ -414,38 +333,14 @@ class _BodyAnalysis:
         for entered in bodies.entered:
             narrowed = operands
             if entered.role is Role.BRANCH:
-                narrowed = self._in_branch(eqn, entered, len(bodies.entered), operands)
-            child = self.analysis.enter(
-                entered.body, inflow(eqn, entered, narrowed), self._given(eqn, entered)
-            )
+                narrowed = self.crossing.in_branch(eqn, entered, len(bodies.entered), operands)
+            given = self.crossing.given(eqn, entered)
+            child = self.analysis.enter(entered.body, inflow(eqn, entered, narrowed), given)
             children[entered.key] = child
             for index, fact in outflow(eqn, entered, child.outputs):
                 before = outputs[index]
                 outputs[index] = fact if before is None else join(before, fact)
         return children, outputs
-
-    def _in_branch(
-        self, eqn: jaxprs.Eqn, entered: Entered, count: int, operands: Sequence[Fact]
-    ) -> Sequence[Fact]:
-        """What is known of scalars where a branch is taken, from what it is chosen by."""
-        chosen, index = entered.key[1], eqn.invars[0]
-        limit = limits(index.aval.dtype)
-        if chosen is None or limit is None:
-            return operands
-        lo = limit[0] if chosen == 0 else chosen
-        hi = limit[1] if chosen == count - 1 else chosen
-        region = self.guards.where(index, lo, hi)
-        if not region:  # nothing is known, or the branch is never taken: any facts will do
-            return operands
-        result = list(operands)
-        for i, atom in enumerate(eqn.invars):
-            if getattr(atom.aval, "shape", None) != () or limits(atom.aval.dtype) is None:
-                continue
-            better = self.guards.narrowed(atom, region)
-            if better is not None:
-                found = meet(operands[i], atom.aval, *better.range(atom.aval.dtype))
-                result[i] = operands[i] if found is None else found
-        return result
 
 
 def _of_literal(atom: jaxprs.Literal) -> Fact:

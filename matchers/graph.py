@@ -160,6 +160,11 @@ class Scope:
             scope, atom = step
         return Value(scope, atom)
 
+    def step(self, var: Var) -> tuple[Scope, Atom] | None:
+        """One step of `resolve`: into the call that returns a value, or out to what was given."""
+        found = self._definitions.get(var)
+        return self._inward(*found) if found else self._outward(var)
+
     def producer(self, atom: Atom) -> Producer | None:
         """The equation that computes an atom's value, seen through calls; None for an input."""
         value = self.resolve(atom)
@@ -176,6 +181,11 @@ class Scope:
             return None
         return self._call or self.callers[0]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several calls run the body, with nothing to tell which of them is meant."""
+        return self._call is None and len(self.callers) > 1
+
     def position(self, var: Var) -> int | None:
         """Which of the body's inputs a variable is, as counted by `compat.jaxprs.invars`."""
         if self._inputs is None:
@@ -190,6 +200,10 @@ class Scope:
         ((key, scope),) = child.items()
         entered = self._entered[index, key]
         return scope._entered_by(Caller(self, index, entered)), entered
+
+    def entered(self, index: int, key: BodyKey) -> Entered:
+        """How the operands and results of a live equation reach one of its bodies."""
+        return self._entered[index, key]
 
     def route(self) -> tuple[Caller, ...] | None:
         """The calls by which the body is run, from the outermost; None where they are several."""

@@ -375,17 +375,21 @@ def _comparisons() -> dict[Any, str]:
     return _found
 
 
-def translated(guard: Guard, names: Mapping[Subject, Subject]) -> Guard | None:
+def translated(
+    guard: Guard, names: Mapping[Subject, Subject], *, whole: bool = True
+) -> Guard | None:
     """A guard in the words of another body; None where nothing of it can be said there.
 
     Args:
         guard: What a mask tells in one body.
         names: For subjects of that body, those of the other body with the same value.
+        whole: Whether the other body has arrays as they are, and not parts of them: then what one
+            says of a value is said of the value laid out otherwise too.
     """
 
     def named(subject: Subject) -> Subject | None:
         root, ops = subject
-        for cut in range(len(ops), -1, -1):
+        for cut in range(len(ops), -1 if whole else len(ops) - 1, -1):
             found = names.get((root, ops[:cut]))
             if found is not None:
                 return found[0], (*found[1], *ops[cut:])

@@ -8,10 +8,11 @@ from .graph import Scope
 
 def in_kernel(scope: Scope) -> bool | None:
     """True: only inside kernels. False: never. None: both, as a function shared by the two."""
-    found: set[bool | None] = set()
-    for caller in scope.callers:
-        inside = caller.entered.role is Role.KERNEL
-        found.add(True if inside else in_kernel(caller.scope))
-    if len(found) > 1:
-        return None
-    return found.pop() if found else False
+    if "in kernel" not in scope.memo:
+        found: set[bool | None] = set()
+        for caller in scope.callers:
+            inside = caller.entered.role is Role.KERNEL
+            found.add(True if inside else in_kernel(caller.scope))
+        scope.memo["in kernel"] = None if len(found) > 1 else found.pop() if found else False
+    known: bool | None = scope.memo["in kernel"]
+    return known

@@ -190,6 +190,7 @@ def _widened(old: Fact, new: Fact, aval: Any, stops: Sequence[int]) -> Fact:
         new.affine,
         new.permutation,
         new.constant,
+        new.rising,
     )
     if limit is None and widened.integers() is None:
         widened = Fact(constant=new.constant)

@@ -8,7 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..compat.jaxprs import Eqn
+from ..compat import jaxprs
+from ..compat.jaxprs import Atom, Eqn
+from ..compat.primitives import primitive
+from .graph import Scope
 from .pattern import Mismatch
 
 _PARAMS = frozenset({"dimension_numbers", "indices_are_sorted", "mode", "unique_indices",
@@ -101,3 +104,61 @@ def single_elements(eqn: Eqn) -> Elements | None:
     rows = tuple(paired[d] for d in rest)
     free = tuple(d for d in range(indices.ndim - 1) if d not in rows)
     return Elements(axes[0], free, rows)
+
+
+def elements_by_id(scope: Scope, eqn: Eqn) -> tuple[Elements, Atom] | None:
+    """As `single_elements`, with the indices that count along ``axis``: ``[…, 1]``, of this body.
+
+    Seen too where every element is named in full, as ``zeros.at[arange(n)[:, None], ids]`` does:
+    of all columns of the index vectors but one it must be known that they count up the rows.
+    """
+    found = single_elements(eqn)
+    if found is not None:
+        return found, eqn.invars[1]
+    dims: Any = eqn.params["dimension_numbers"]
+    operand, indices, updates = (a.aval for a in eqn.invars)
+    axes = tuple(int(d) for d in dims.scatter_dims_to_operand_dims)
+    inserted = sorted(int(d) for d in dims.inserted_window_dims)
+    columns = _columns(scope, eqn.invars[1])
+    if len(axes) < 2 or len(columns) != len(axes) or inserted != sorted(axes):
+        return None
+    if dims.update_window_dims or updates.shape != indices.shape[:-1]:
+        return None
+    paired = {int(d): int(i) for d, i in zip(dims.operand_batching_dims,
+                                             dims.scatter_indices_batching_dims)}  # fmt: skip
+    chosen = []
+    for axis, column in zip(axes, columns):
+        row = _counts_up(scope, column, operand.shape[axis], paired)
+        if row is None:
+            chosen.append((axis, column))
+        else:
+            paired[axis] = row
+    if len(chosen) != 1:
+        return None
+    ((axis, ids),) = chosen
+    rest = [d for d in range(operand.ndim) if d != axis]
+    if sorted(paired) != rest:
+        return None
+    rows = tuple(paired[d] for d in rest)
+    return Elements(axis, tuple(d for d in range(indices.ndim - 1) if d not in rows), rows), ids
+
+
+def _columns(scope: Scope, indices: Atom) -> list[Atom]:
+    """What index vectors are put together of, one number of each after another."""
+    found = None if jaxprs.is_literal(indices) else scope.definition(indices)
+    eqn = None if found is None else scope.eqns[found[0]]
+    if eqn is None or eqn.primitive is not primitive("concatenate_p"):
+        return []
+    last = indices.aval.ndim - 1
+    whole = eqn.params["dimension"] == last and all(a.aval.shape[last] == 1 for a in eqn.invars)
+    return list(eqn.invars) if whole else []
+
+
+def _counts_up(scope: Scope, column: Atom, size: int, paired: dict[int, int]) -> int | None:
+    """The dimension of indices along which a column counts ``0 … size-1``, and along no other."""
+    shape, fact = column.aval.shape, scope.fact(column)
+    return next(
+        (d for d in range(len(shape) - 1)
+         if shape[d] == size and d not in paired.values() and fact.is_iota(d, shape)),
+        None,
+    )  # fmt: skip

@@ -185,7 +185,8 @@ def bitcast(eqn: Any, facts: Facts) -> Fact:
         return default(out.dtype)
     if _width(source.dtype) != _width(out.dtype):
         return default(out.dtype)
-    return integer(out, *facts[0].range(source.dtype), facts[0].affine, facts[0].permutation)
+    known = facts[0]
+    return integer(out, *known.range(source.dtype), known.affine, known.permutation, known.rising)
 
 
 RULES: dict[str, Rule] = {

@@ -17,6 +17,7 @@ from .fact import (
     join,
     limits,
     mix,
+    rising_axes,
     whole,
 )
 from .transfer_numeric import Facts, Rule, affine_of
@@ -54,11 +55,17 @@ def last(eqn: Any, facts: Facts) -> Fact:
     return facts[-1]
 
 
-def _moved(fact: Fact, out: Aval, affine: Affine | None, permutation: int | None) -> Fact:
+def _moved(
+    fact: Fact,
+    out: Aval,
+    affine: Affine | None,
+    permutation: int | None,
+    rising: Sequence[int],
+) -> Fact:
     """The fact with the same elements in another order, as the affine form says."""
     if limits(out.dtype) is None:
         return elements(fact)
-    return integer(out, *fact.range(out.dtype), affine, permutation)
+    return integer(out, *fact.range(out.dtype), affine, permutation, rising)
 
 
 def broadcast_in_dim(eqn: Any, facts: Facts) -> Fact:
@@ -80,7 +87,8 @@ def broadcast_in_dim(eqn: Any, facts: Facts) -> Fact:
         for d, target in enumerate(placed):
             strides[target] = form.strides[d] if source.shape[d] > 1 else 0
         affine = Affine(form.offset, tuple(strides))
-    return _moved(fact, out, affine, permutation)
+    rising = [placed[d] for d in rising_axes(fact, source.shape)]
+    return _moved(fact, out, affine, permutation, rising)
 
 
 def reshape(eqn: Any, facts: Facts) -> Fact:
@@ -94,7 +102,9 @@ def reshape(eqn: Any, facts: Facts) -> Fact:
     if form is not None:
         strides = _reshaped(source.shape, form.strides, out.shape)
         affine = None if strides is None else Affine(form.offset, strides)
-    return _moved(fact, out, affine, _reshaped_axis(fact.permutation, source.shape, out.shape))
+    moved = [_reshaped_axis(d, source.shape, out.shape) for d in rising_axes(fact, source.shape)]
+    axis = _reshaped_axis(fact.permutation, source.shape, out.shape)
+    return _moved(fact, out, affine, axis, [d for d in moved if d is not None])
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]] | None:
@@ -158,7 +168,8 @@ def squeeze(eqn: Any, facts: Facts) -> Fact:
     form = affine_of(fact, source, len(source.shape))
     affine = None if form is None else Affine(form.offset, tuple(form.strides[d] for d in kept))
     axis = fact.permutation
-    return _moved(fact, out, affine, kept.index(axis) if axis in kept else None)
+    rising = [kept.index(d) for d in fact.rising if d in kept]
+    return _moved(fact, out, affine, kept.index(axis) if axis in kept else None, rising)
 
 
 def transpose(eqn: Any, facts: Facts) -> Fact:
@@ -167,7 +178,9 @@ def transpose(eqn: Any, facts: Facts) -> Fact:
     order = tuple(eqn.params["permutation"])
     form, axis = fact.affine, fact.permutation
     affine = None if form is None else Affine(form.offset, tuple(form.strides[d] for d in order))
-    return _moved(fact, eqn.outvars[0].aval, affine, None if axis is None else order.index(axis))
+    axis = None if axis is None else order.index(axis)
+    rising = [order.index(d) for d in fact.rising]
+    return _moved(fact, eqn.outvars[0].aval, affine, axis, rising)
 
 
 def rev(eqn: Any, facts: Facts) -> Fact:
@@ -182,7 +195,8 @@ def rev(eqn: Any, facts: Facts) -> Fact:
             offset += sum(form.strides[d] * (out.shape[d] - 1) for d in turned)
         strides = tuple(-s if d in turned else s for d, s in enumerate(form.strides))
         affine = Affine(offset, strides)
-    return _moved(fact, out, affine, fact.permutation)
+    rising = [d for d in fact.rising if d not in eqn.params["dimensions"]]
+    return _moved(fact, out, affine, fact.permutation, rising)
 
 
 def _window(
@@ -201,7 +215,7 @@ def _window(
     axis = fact.permutation
     if axis is not None and source.shape[axis] != out.shape[axis]:
         axis = None
-    return _moved(fact, out, affine, axis)
+    return _moved(fact, out, affine, axis, fact.rising)
 
 
 def slice_(eqn: Any, facts: Facts) -> Fact:
@@ -249,7 +263,18 @@ def concatenate(eqn: Any, facts: Facts) -> Fact:
             affine = None  # each part starts anew
         if permutation == dimension:
             permutation = None
-    return _moved(result, out, affine, permutation)
+    rising = _all_rise(eqn, facts)
+    if len(facts) > 1:
+        rising = [d for d in rising if d != dimension]
+    return _moved(result, out, affine, permutation, rising)
+
+
+def _all_rise(eqn: Any, facts: Facts) -> list[int]:
+    """The axes of the operands along which each of them rises."""
+    found = set(rising_axes(facts[0], eqn.invars[0].aval.shape))
+    for fact, var in zip(facts[1:], eqn.invars[1:]):
+        found &= set(rising_axes(fact, var.aval.shape)) if found else found
+    return sorted(found)
 
 
 def stack(eqn: Any, facts: Facts) -> Fact:
@@ -260,16 +285,18 @@ def stack(eqn: Any, facts: Facts) -> Fact:
     for fact in facts[1:]:
         permutation = permutation if fact.permutation == permutation else None
         result = mix(result, fact)
-    return _stacked(result, out, axis, permutation)
+    return _stacked(result, out, axis, permutation, _all_rise(eqn, facts))
 
 
-def _stacked(fact: Fact, out: Aval, axis: int, permutation: int | None) -> Fact:
+def _stacked(
+    fact: Fact, out: Aval, axis: int, permutation: int | None, rising: Sequence[int]
+) -> Fact:
     form, affine = fact.affine, None
     if form is not None:
         affine = Affine(form.offset, (*form.strides[:axis], 0, *form.strides[axis:]))
     if permutation is not None:
         permutation += permutation >= axis
-    return _moved(fact, out, affine, permutation)
+    return _moved(fact, out, affine, permutation, [d + (d >= axis) for d in rising])
 
 
 def tile(eqn: Any, facts: Facts) -> Fact:
@@ -281,7 +308,9 @@ def tile(eqn: Any, facts: Facts) -> Fact:
         form = None
     if axis is not None and repeats[axis] != 1:
         axis = None
-    return _moved(fact, eqn.outvars[0].aval, form, axis)
+    known = rising_axes(fact, eqn.invars[0].aval.shape)
+    rising = [d for d in known if repeats[d] == 1]
+    return _moved(fact, eqn.outvars[0].aval, form, axis, rising)
 
 
 def pad(eqn: Any, facts: Facts) -> Fact:
@@ -307,14 +336,16 @@ def scanned_slice(fact: Fact, aval: Aval) -> Fact:
     if form is not None:
         affine = Affine(None if form.strides[0] else form.offset, form.strides[1:])
     axis = fact.permutation
-    return _moved(fact, aval, affine, axis - 1 if axis else None)
+    rising = [d - 1 for d in fact.rising if d]
+    return _moved(fact, aval, affine, axis - 1 if axis else None, rising)
 
 
 def scanned_stack(fact: Fact, aval: Aval) -> Fact:
     """Values that each satisfy ``fact``, stacked along a new leading axis to ``aval``'s type."""
+    rising = rising_axes(fact, aval.shape[1:])
     if fact.affine is not None and fact.affine.offset is None:
         fact = Fact(fact.lo, fact.hi, None, fact.permutation, fact.constant)
-    return _stacked(fact, aval, 0, fact.permutation)
+    return _stacked(fact, aval, 0, fact.permutation, rising)
 
 
 def shard(fact: Fact, outer: Aval, inner: Aval) -> Fact:
@@ -333,7 +364,8 @@ def unshard(fact: Fact, inner: Aval, outer: Aval) -> Fact:
         form = None if moves or form.offset is None else form
     if axis is not None and not whole[axis]:
         axis = None
-    return _moved(fact, outer, form, axis)
+    rising = [d for d in rising_axes(fact, inner.shape) if whole[d]]
+    return _moved(fact, outer, form, axis, rising)
 
 
 RULES: dict[str, Rule] = {

@@ -23,6 +23,7 @@ from .fact import (
     floating,
     integer,
     limits,
+    rising_axes,
     whole,
 )
 
@@ -38,6 +39,20 @@ def affine_of(fact: Fact, aval: Aval, rank: int) -> Affine | None:
         strides = fact.affine.strides
         return fact.affine if len(strides) == rank else Affine(fact.affine.offset, (0,) * rank)
     return Affine(None, (0,) * rank) if all(n == 1 for n in aval.shape) else None
+
+
+def rising(facts: Facts, eqn: Any) -> tuple[int, ...]:
+    """The axes along which every operand rises; one that is a scalar stays level along all."""
+    rank = len(eqn.outvars[0].aval.shape)
+    found: set[int] | None = None
+    for fact, var in zip(facts, eqn.invars):
+        if len(var.aval.shape) != rank or not rank:
+            continue
+        axes = rising_axes(fact, var.aval.shape)
+        found = set(axes) if found is None else found & set(axes)
+        if not found:
+            return ()
+    return tuple(found or ())
 
 
 def affine_sum(a: Affine | None, b: Affine | None, sign: int) -> Affine | None:
@@ -117,9 +132,20 @@ def _additive(sign: int, fold: Callable[..., float]) -> Rule:
         lo, hi = reach((a, b), (c, d))
         rank = len(out.shape)
         x, y = (affine_of(f, v.aval, rank) for f, v in zip(facts, eqn.invars))
-        return integer(out, lo, hi, affine_sum(x, y, sign), _reflected(eqn, facts, sign))
+        up = rising(facts, eqn) if sign > 0 else _rising_less(facts, eqn)
+        return integer(out, lo, hi, affine_sum(x, y, sign), _reflected(eqn, facts, sign), up)
 
     return rule
+
+
+def _rising_less(facts: Facts, eqn: Any) -> tuple[int, ...]:
+    """The axes along which the one operand rises while what is taken from it doesn't."""
+    rank, (x, y) = len(eqn.outvars[0].aval.shape), (v.aval.shape for v in eqn.invars)
+    form = facts[1].affine
+    if len(x) != rank or (form is None and y):
+        return ()
+    axes = rising_axes(facts[0], x)
+    return axes if form is None or not y else tuple(d for d in axes if form.strides[d] <= 0)
 
 
 def _reflected(eqn: Any, facts: Facts, sign: int) -> int | None:
@@ -140,7 +166,14 @@ def mul(eqn: Any, facts: Facts) -> Fact:
     rank = len(out.shape)
     x, y = (affine_of(f, v.aval, rank) for f, v in zip(facts, eqn.invars))
     affine = affine_scaled(x, facts[1]) or affine_scaled(y, facts[0])
-    return integer(out, lo, hi, affine)
+    return integer(out, lo, hi, affine, None, _rising_product(eqn, facts))
+
+
+def _rising_product(eqn: Any, facts: Facts) -> tuple[int, ...]:
+    """Of rising operands neither of which is ever negative, or one of which is such a constant."""
+    constants = [f.constant is not None and f.constant.value >= 0 for f in facts]
+    never_negative = all(lo >= 0 for lo, _ in operand_ranges(eqn, facts))
+    return rising(facts, eqn) if any(constants) or never_negative else ()
 
 
 def neg(eqn: Any, facts: Facts) -> Fact:
@@ -183,7 +216,11 @@ def div(eqn: Any, facts: Facts) -> Fact:
         return UNKNOWN
     numerator, denominator = operand_ranges(eqn, facts)
     found = quotient_range(numerator, denominator, _truncated)
-    return default(out.dtype) if found is None else integer(out, *found)
+    if found is None:
+        return default(out.dtype)
+    by = facts[1].constant
+    up = rising(facts, eqn) if by is not None and by.value > 0 else ()
+    return integer(out, *found, rising=up)
 
 
 def rem(eqn: Any, facts: Facts) -> Fact:
@@ -273,7 +310,7 @@ def _monotone(pick: Callable[..., int]) -> Rule:
         for i in (0, 1):  # an operand that is always the one picked keeps its order too
             if always[i] and eqn.invars[i].aval.shape == out.shape:
                 return facts[i]
-        return integer(out, pick(a, c), pick(b, d))
+        return integer(out, pick(a, c), pick(b, d), rising=rising(facts, eqn))
 
     return rule
 
@@ -286,7 +323,7 @@ def clamp(eqn: Any, facts: Facts) -> Fact:
     low, x, high = operand_ranges(eqn, facts)
     if low[1] <= x[0] and x[1] <= high[0]:
         return facts[1]
-    return integer(out, *_clamped(low, x, high))
+    return integer(out, *_clamped(low, x, high), rising=rising(facts, eqn))
 
 
 def _clamped(low: tuple[int, int], x: tuple[int, int], high: tuple[int, int]) -> tuple[int, int]:
@@ -314,7 +351,7 @@ def convert(eqn: Any, facts: Facts) -> Fact:
     lo, hi = fact.range(source.dtype)
     if new == (0, 1) and old != (0, 1):
         return integer(out, int(lo > 0 or hi < 0), int(lo != 0 or hi != 0))
-    return integer(out, lo, hi, fact.affine, fact.permutation)
+    return integer(out, lo, hi, fact.affine, fact.permutation, fact.rising)
 
 
 def _is_number(aval: Aval) -> bool:

@@ -22,6 +22,7 @@ from .fact import (
     integer,
     join,
     limits,
+    rising_axes,
     whole,
 )
 from .transfer_numeric import Facts, Rule
@@ -30,10 +31,13 @@ from .transfer_numeric import Facts, Rule
 def sort(eqn: Any, facts: Facts) -> Sequence[Fact]:
     """Operands are reordered alike along one axis, whatever the keys.
 
-    So a permutation along it stays one (an iota becomes one), and one that is the first key comes
-    out in order.
+    So a permutation along it stays one (an iota becomes one), and the first key comes out in order.
+    A stable sort by keys that are in order already changes nothing.
     """
-    dimension = eqn.params["dimension"]
+    dimension, first = eqn.params["dimension"], eqn.invars[0].aval
+    in_order = limits(first.dtype) is not None and facts[0].rises(dimension, first.shape[dimension])
+    if in_order and eqn.params["is_stable"] and eqn.params["num_keys"] == 1:
+        return facts
     results = []
     for i, (fact, var) in enumerate(zip(facts, eqn.outvars)):
         out = var.aval
@@ -45,9 +49,8 @@ def sort(eqn: Any, facts: Facts) -> Sequence[Fact]:
             affine = None
         if fact.permutation == dimension:
             permutation = dimension
-            if i == 0:
-                affine = Affine(0, tuple(int(d == dimension) for d in range(len(out.shape))))
-        results.append(integer(out, *fact.range(out.dtype), affine, permutation))
+        rising = () if i else (dimension,)
+        results.append(integer(out, *fact.range(out.dtype), affine, permutation, rising))
     return results
 
 
@@ -76,7 +79,8 @@ def numpy_search(eqn: Any, facts: Facts) -> Sequence[Fact]:
     name, params = found
     shape = eqn.invars[0].aval.shape
     if name == "searchsorted":
-        return [integer(eqn.outvars[0].aval, 0, shape[params["dimension"]])]
+        up = _sorted_search(eqn, facts, params)
+        return [integer(eqn.outvars[0].aval, 0, shape[params["dimension"]], rising=up)]
     results = []
     for i, (axis, var) in enumerate(zip(params["axes"], eqn.outvars)):
         fact = integer(var.aval, 0, max(shape[axis] - 1, 0))
@@ -84,6 +88,16 @@ def numpy_search(eqn: Any, facts: Facts) -> Sequence[Fact]:
             fact = join(fact, elements(facts[1 + i]))
         results.append(complete(elements(fact), var.aval))
     return results
+
+
+def _sorted_search(eqn: Any, facts: Facts, params: Any) -> tuple[int, ...]:
+    """The axes along which the places of queries in a vector rise: none if it isn't in order."""
+    vector, queries = (v.aval for v in eqn.invars)
+    if len(vector.shape) != 1 or params["batch_dims"] or limits(queries.dtype) is None:
+        return ()
+    if not facts[0].rises(0, vector.shape[0]) or queries.shape != eqn.outvars[0].aval.shape:
+        return ()
+    return rising_axes(facts[1], queries.shape)
 
 
 def argextreme(eqn: Any, facts: Facts) -> Fact:
@@ -174,11 +188,26 @@ def cumsum(eqn: Any, facts: Facts) -> Fact:
         step = -lo if reverse else lo
         strides = tuple(step if d == axis else 0 for d in range(len(out.shape)))
         affine = Affine(n * lo if reverse else lo, strides)
-    return integer(out, min(lo, n * lo), max(hi, n * hi), affine)
+    rising = (axis,) if (hi <= 0 if reverse else lo >= 0) else ()
+    return integer(out, min(lo, n * lo), max(hi, n * hi), affine, rising=rising)
+
+
+def _extreme_so_far(greatest: bool) -> Rule:
+    """cummax, cummin: elements of the operand; from the side where there is least, in order."""
+
+    def rule(eqn: Any, facts: Facts) -> Fact:
+        out = eqn.outvars[0].aval
+        if limits(out.dtype) is None:
+            return elements(facts[0])
+        ordered = eqn.params["reverse"] is not greatest
+        rising = (eqn.params["axis"],) if ordered else ()
+        return integer(out, *facts[0].range(out.dtype), rising=rising)
+
+    return rule
 
 
 def kept(eqn: Any, facts: Facts) -> Sequence[Fact]:
-    """Elements are those of the operand, anywhere: cummax, all_gather, pmax and so on."""
+    """Elements are those of the operand, anywhere: all_gather, pmax and so on."""
     return [
         complete(elements(f), v.aval) if hasattr(v.aval, "dtype") else UNKNOWN
         for f, v in zip(facts, eqn.outvars)
@@ -213,7 +242,22 @@ def gather(eqn: Any, facts: Facts) -> Fact:
             return default(out.dtype)
         if not _in_bounds(eqn, facts[1]):
             fact = join(fact, _fill(params["fill_value"], out))
-    return complete(fact, out)
+    if limits(out.dtype) is None:
+        return fact
+    return integer(out, *fact.range(out.dtype), rising=_gathered_in_order(eqn, facts, mode))
+
+
+def _gathered_in_order(eqn: Any, facts: Facts, mode: Any) -> tuple[int, ...]:
+    """The axes along which elements of a rising vector rise, taken at rising indices."""
+    vector, index = eqn.invars[0].aval, eqn.invars[1].aval
+    dims = eqn.params["dimension_numbers"]
+    if len(vector.shape) != 1 or dims.offset_dims or dims.start_index_map != (0,):
+        return ()
+    if index.shape[:-1] != eqn.outvars[0].aval.shape or not facts[0].rises(0, vector.shape[0]):
+        return ()
+    if mode is GatherScatterMode.FILL_OR_DROP and not _in_bounds(eqn, facts[1]):
+        return ()
+    return tuple(d for d in rising_axes(facts[1], index.shape) if d < len(index.shape) - 1)
 
 
 def _fill(value: Any, out: Aval) -> Fact:
@@ -292,8 +336,8 @@ RULES: dict[str, Rule] = {
     "reduce_or_p": _reduce_logical(0),
     "cumsum_p": cumsum,
     "cumprod_p": _bounded_product,
-    "cummax_p": kept,
-    "cummin_p": kept,
+    "cummax_p": _extreme_so_far(True),
+    "cummin_p": _extreme_so_far(False),
     "all_gather_p": kept,
     "all_gather_invariant_p": kept,
     "all_to_all_p": kept,
@@ -310,6 +354,9 @@ RULES: dict[str, Rule] = {
 
 SOURCES = frozenset(
     {
+        "sort_p",
+        "cummax_p",
+        "cummin_p",
         "top_k_p",
         "approx_top_k_p",
         "call_hi_primitive_p",

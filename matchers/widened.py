@@ -88,6 +88,9 @@ def find_widened(scope: Scope, index: int) -> Widened | None:
 
     A group of conversions that are joined is found at the first of them only.
     """
+    readers = scope.readers(scope.eqns[index].outvars[0])
+    if all(i == OUTPUT or not _only_moves(scope, i) for i in readers):
+        return None
     found = _Search(scope).run(index)
     return found if found is not None and min(found.sources) == index else None
 

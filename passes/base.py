@@ -8,8 +8,11 @@ from enum import Enum
 from typing import Any
 
 from ..compat.jaxprs import Atom, Eqn, Var
-from ..matchers.graph import Scope, Value
+from ..lowering.cost.measurement import Measurement as Measurement
+from ..matchers.demand import Demand
+from ..matchers.graph import Dataflow, Scope, Value
 from ..matchers.pattern import Mismatch
+from .frozen import Request
 
 
 class Contract(Enum):
@@ -38,6 +41,15 @@ class Reason:
     sentence: str
     found: str
     wanted: str
+
+    def to_json(self) -> dict[str, str]:
+        """Plain data."""
+        return {
+            "code": self.code,
+            "sentence": self.sentence,
+            "found": self.found,
+            "wanted": self.wanted,
+        }
 
     def __str__(self) -> str:
         """One line for people."""
@@ -130,6 +142,10 @@ class Pass:
     that knows one way only. Whoever measures costs takes the names from here, and compiles
     ``choosing(name)`` for each.
     """
+    program: Callable[[Dataflow, Request], Whole | None] | None = None
+    """For a pass that judges the whole program at once, before all others look for sites: what it
+    finds. Such a pass has candidates of its own, which it hands to ``requirements``; ``find`` is
+    not asked. None where it has nothing to say."""
     ways: tuple[str, ...] = ()
     """Every name that ``alternatives`` may give at some site."""
     by_name: bool = False
@@ -172,6 +188,35 @@ class Pass:
         )
 
 
+@dataclass(frozen=True)
+class Measured:
+    """How to decide by compiling; ``choose="measured"`` takes the defaults."""
+
+    target: str = "TPU7x:2x2x1"
+    """Kind and topology; figures are for one device of it."""
+    limit: float | None = 300.0
+    """Seconds for each compilation; None waits for ever."""
+    memory_limit: int | None = 16 * 2**30
+    """Bytes of host memory for each compilation; None sets none."""
+    cache: bool = True
+    """Look for what the compiler said of the same fragment before, and keep what it says."""
+    decide: bool = True
+    """Let the figures decide; False only measures what the rules of thumb do."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a pass that judges a whole program made of it."""
+
+    candidates: tuple[Match, ...]
+    demand: Demand | None
+    """What the program still needs; None where nothing is to be taken out."""
+    dispensable: Callable[[Scope, int], bool]
+    """Whether an equation that nothing read before either is to be taken out too."""
+    describe: Callable[[Match, Site], FrozenLeaf]
+    """What to report of a candidate beside its site."""
+
+
 class Status(Enum):
     """The verdict on a site."""
 
@@ -198,11 +243,57 @@ class Site:
     """How often the site is run, through all calls of its body; loops counted once."""
     equation: int = field(default=0, compare=False, repr=False)
     """Tells equations of one line apart while a program is rewritten."""
+    lines: tuple[str, ...] = field(default=(), compare=False)
+    """The lines that equations were taken from, where that was asked for."""
+    measured: Measurement | None = field(default=None, compare=False)
+    """The figures that decided, where passes were asked to measure."""
 
     @property
     def place(self) -> tuple[Any, ...]:
         """Equal for two verdicts of a pass on one place in different rounds."""
         return self.pass_name, self.primitive, self.shape, self.source, self.scope
+
+
+@dataclass(frozen=True)
+class FrozenLeaf:
+    """A parameter whose gradient is frozen, or looks so."""
+
+    path: str | None
+    """In the user's tree; None where it isn't clear whose gradient it is."""
+    type: str
+    """The gradient's where it is made, as in ``f32[4096,512]``."""
+    way: str
+    """``declared`` or ``recognised``."""
+    status: Status
+    source: str | None
+    """Where the gradient is made."""
+    flops: int
+    """Of the products that make it: saved where applied, kept for its readers where declined."""
+    collective_bytes: int
+    """Operands of its collectives, on one device; likewise."""
+    accumulator_bytes: int
+    """What loops carry of it; likewise."""
+    operations: tuple[tuple[str, int], ...]
+    """Equations that make it and move it on, by primitive."""
+    readers: tuple[str, ...]
+    """What reads it, as in ``square at train.py:40``."""
+    reasons: tuple[Reason, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "path": self.path,
+            "type": self.type,
+            "way": self.way,
+            "status": self.status.value,
+            "source": self.source,
+            "flops": self.flops,
+            "collective_bytes": self.collective_bytes,
+            "accumulator_bytes": self.accumulator_bytes,
+            "operations": dict(self.operations),
+            "readers": list(self.readers),
+            "reasons": [r.to_json() for r in self.reasons],
+        }
 
 
 class PassNotApplicable(Exception):

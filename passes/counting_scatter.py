@@ -28,7 +28,7 @@ from ..compat.weak_types import weak
 from ..matchers.fact import limits
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch, describe_atom
-from ..matchers.scattered import Elements, single_elements, unnamed_param
+from ..matchers.scattered import Elements, elements_by_id, unnamed_param
 from ..matchers.wrapped_index import plain_index
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .parts.one_hot import counts, small
@@ -51,7 +51,8 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     unnamed = unnamed_param(eqn)
     if unnamed is not None:
         return unnamed
-    return Match(scope, index, {"each": known.value, "elements": single_elements(eqn)})
+    elements, ids = elements_by_id(scope, eqn) or (None, eqn.invars[1])
+    return Match(scope, index, {"each": known.value, "elements": elements, "ids": ids})
 
 
 def _into_zeros(match: Match) -> Reason | None:
@@ -117,7 +118,7 @@ def _replace(match: Match) -> Replacement:
     eqn, elements, each = match.eqn, match.captures["elements"], match.captures["each"]
     out = eqn.outvars[0].aval
     places, rank = out.shape[elements.axis], len(elements.free) + len(elements.rows)
-    ids = plain_index(match.scope, eqn.invars[1])
+    ids = plain_index(match.scope, match.captures["ids"])
     clip = eqn.params["mode"] is lax.GatherScatterMode.CLIP
 
     def counted(ids: Any) -> Sequence[Any]:

@@ -19,6 +19,7 @@ the time and the 1.3 GB.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -59,12 +60,17 @@ def _find(scope: Scope, index: int) -> Match | None:
     if set(eqn.params) - {"new_dtype", "weak_type", "sharding"} or eqn.params["sharding"]:
         return None
     dtypes = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
-    if not all(jnp.issubdtype(d, jnp.floating) for d in dtypes) or not eqn.invars[0].aval.shape:
+    if not all(map(_is_float, dtypes)) or not eqn.invars[0].aval.shape:
         return None
     if in_kernel(scope) is not False:
         return None  # what a kernel reads from its Refs is in registers
     found = find_widened(scope, index)
     return None if found is None else Match(scope, index, {"widened": found})
+
+
+@functools.cache
+def _is_float(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
 def _widened(match: Match) -> Widened:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import functools
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar, cast, overload
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar, cast, overload
 
 import jax
 import numpy as np
 
-from ..compat import tracing
+from ..compat import jaxprs, tracing
 from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
 from . import registry
-from .base import Contract, Pass, PassNotApplicable
-from .engine.rewrite import rewrite
+from .base import Contract, Measured, Pass, PassNotApplicable
+from .engine.lines import Lines
+from .engine.meter import Meter
+from .engine.rewrite import Optimized, rewrite
+from .frozen import Frozen, Request, argument_paths, assumed, declared, request
 from .report import Report
 
 MAX_CACHED = 256
 """Signatures that one optimized function remembers; the oldest goes first."""
 
+Choose = Mapping[str, str] | Literal["heuristic", "measured"] | Measured | None
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class MeasureWarning(UserWarning):
+    """Sites were to be decided by estimated cycles, and were by rule of thumb."""
 
 
 @overload
@@ -31,7 +41,9 @@ def optimize(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
-    choose: Mapping[str, str] | None = None,
+    choose: Choose = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -42,7 +54,9 @@ def optimize(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
-    choose: Mapping[str, str] | None = None,
+    choose: Choose = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
 ) -> F: ...
 
 
@@ -52,7 +66,9 @@ def optimize(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
-    choose: Mapping[str, str] | None = None,
+    choose: Choose = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
 ) -> F | Callable[[F], F]:
     """A function that computes what ``fn`` computes, by better ops where a pass applies.
 
@@ -73,25 +89,38 @@ def optimize(
         looked at where ``passes`` is None.
       disable: names of passes not to run.
       choose: for passes that know several ways, which one to use, as in
-        ``{"inverse_permutation": "counting"}``; sites where it isn't open are declined. By default
-        each pass takes the way that it thinks best.
+        ``{"inverse_permutation": "counting"}``; sites where it isn't open are declined. By default,
+        and with ``"heuristic"``, each pass takes the way that it thinks best. ``"measured"``, or a
+        `Measured` with limits of its own, compiles each site for a TPU as it is and in each way,
+        with libtpu on this host, takes the cheapest and declines where nothing is cheaper. A site
+        that can't be measured is decided by rule of thumb, with a `MeasureWarning`.
+      frozen: parameters that are not trained: their gradients, which ``fn`` returns, become zeros
+        and are not computed. A `Frozen`; or, where the whole output is the gradients, what its
+        ``leaves`` may be: a regex on paths, a function of a path, or a tree of bools. A gradient
+        that something else reads is kept, and the report says by what.
+      assume: ``"finite_grads"``: a gradient that is multiplied by zero is neither inf nor NaN.
 
     Raises:
-      ValueError: an unknown pass, contract or way, or a choice for a pass that knows one way only.
+      ValueError: an unknown pass, contract, way or assumption, a choice for a pass that knows one
+        way only, or a regex that can't be compiled; when called, a declaration that fits no leaf of
+        the output.
+      TypeError: a declaration of another kind.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
     if fn is None:
         return lambda fn: optimize(
-            fn, passes=passes, contract=contract, disable=disable, choose=choose
-        )
+            fn, passes=passes, contract=contract, disable=disable, choose=choose,
+            frozen=frozen, assume=assume,
+        )  # fmt: skip
     if not callable(fn):
         raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
-    chosen = registry.select(passes, _contract(contract), disable, choose)
+    chosen, asked = _selected(passes, contract, disable, choose)
+    told = _Told.of(frozen, assume, chosen)
     named = passes is not None
+    options: dict[str, Any] = {"passes": chosen, "told": told, "named": named, "asked": asked}
     if tracing.is_jitted(fn):
-        wrap = functools.partial(_wrap, passes=chosen, named=named, jitted=True)
-        return cast(F, tracing.rejit(fn, wrap))
-    return cast(F, _wrap(fn, passes=chosen, named=named, jitted=False))
+        return cast(F, tracing.rejit(fn, functools.partial(_wrap, jitted=True, **options)))
+    return cast(F, _wrap(fn, jitted=False, **options))
 
 
 def explain(
@@ -100,7 +129,10 @@ def explain(
     passes: Iterable[str] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
-    choose: Mapping[str, str] | None = None,
+    choose: Choose = None,
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
+    lines: bool = False,
     **kwargs: Any,
 ) -> Report:
     """What `optimize` would do to ``fn(*args, **kwargs)``: every site, applied or declined.
@@ -112,14 +144,24 @@ def explain(
       contract: as for `optimize`.
       disable: as for `optimize`.
       choose: as for `optimize`.
+      frozen: as for `optimize`.
+      assume: as for `optimize`.
+      lines: note at each site all lines that it takes equations from (`Site.lines`).
       **kwargs: keyword arguments of ``fn``.
     """
-    chosen = registry.select(passes, _contract(contract), disable, choose)
+    chosen, asked = _selected(passes, contract, disable, choose)
+    told = _Told.of(frozen, assume, chosen)
     if tracing.is_jitted(fn):
-        closed = tracing.trace_jitted(fn, args, kwargs)
+        closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
     else:
-        closed = _trace(fn, args, kwargs).closed
-    return rewrite(closed, chosen, name=_name(fn)).report
+        traced = _trace(fn, args, kwargs)
+        closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
+    request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
+    if not lines:
+        return _rewritten(closed, chosen, asked, _name(fn), request).report
+    noted = Lines()
+    done = _rewritten(closed, noted.noting(chosen), asked, _name(fn), request)
+    return noted.annotated(done.report)
 
 
 def assert_applied(
@@ -158,6 +200,27 @@ def assert_applied(
     return report
 
 
+def _selected(
+    passes: Iterable[str] | None, contract: str, disable: Iterable[str], choose: Choose
+) -> tuple[tuple[Pass, ...], Measured | None]:
+    """The passes to run, and how to measure where that is asked for."""
+    asked = Measured() if choose == "measured" else choose
+    by_rule = asked == "heuristic" or isinstance(asked, Measured)
+    ways = None if by_rule else cast(Any, asked)  # anything but ways by pass is refused there
+    chosen = registry.select(passes, _contract(contract), disable, ways)
+    return chosen, asked if isinstance(asked, Measured) else None
+
+
+def _rewritten(
+    closed: Body, passes: Sequence[Pass], asked: Measured | None, name: str, request: Request
+) -> Optimized:
+    if asked is None:
+        return rewrite(closed, passes, name=name, request=request)
+    meter = Meter(asked)
+    done = rewrite(closed, meter.measuring(passes), name=name, request=request)
+    return replace(done, report=meter.annotated(done.report))
+
+
 def _contract(name: str) -> Contract:
     try:
         return Contract(name)
@@ -176,8 +239,46 @@ def _trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tracing.Traced:
     return tracing.trace(fn, args, kwargs, avals)
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What the caller says of a function."""
+
+    frozen: Frozen | None
+    assume: frozenset[str]
+
+    @classmethod
+    def of(cls, frozen: Any, assume: Any, passes: Sequence[Pass]) -> _Told:
+        told = cls(declared(frozen), assumed(assume))
+        if (told.frozen or told.assume) and all(p.program is None for p in passes):
+            names = ", ".join(p.name for p in passes) or "none"
+            raise ValueError(
+                f"{'frozen' if told.frozen else 'assume'} is for the pass frozen_gradient: found "
+                f"the passes {names}, wanted it among them"
+            )
+        return told
+
+    def request(
+        self,
+        fn: Any,
+        args: Any,
+        kwargs: Any,
+        is_traced: Callable[[Any], bool],
+        closed: Body,
+        out_tree: Any,
+    ) -> Request:
+        names = argument_paths(fn, args, kwargs, is_traced)
+        if len(names) != len(jaxprs.invars(closed)):
+            names = []  # which of them are static arguments isn't known here
+        return request(self.frozen, self.assume, names, out_tree)
+
+
 def _wrap(
-    fn: Callable[..., Any], passes: Sequence[Pass], named: bool, jitted: bool
+    fn: Callable[..., Any],
+    passes: Sequence[Pass],
+    told: _Told,
+    named: bool,
+    jitted: bool,
+    asked: Measured | None,
 ) -> Callable[..., Any]:
     """``fn`` rewritten on each new signature, evaluated under the caller's trace.
 
@@ -188,7 +289,9 @@ def _wrap(
 
     def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Any, bool]:
         traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
-        done = rewrite(traced.closed, passes, name=_name(fn))
+        request = told.request(fn, args, kwargs, is_dynamic, traced.closed, traced.out_tree)
+        done = _rewritten(traced.closed, passes, asked, _name(fn), request)
+        _warn(done.report)
         if named:
             _require_all(passes, done.report)
         return done.closed, traced.out_tree, traced.holds_tracers
@@ -219,6 +322,20 @@ def _wrap(
     optimized.__name__ = tracing.name_of(fn)
     optimized.__relower_optimized__ = True  # type: ignore[attr-defined]
     return optimized
+
+
+def _warn(report: Report) -> None:
+    """Says which sites that were to be measured were not: `optimize` returns no report."""
+    guessed = [s for s in report.sites if s.measured is not None and s.measured.why is not None]
+    if guessed:
+        whys = Counter(s.measured.why for s in guessed if s.measured is not None)
+        what = "; ".join(f"{why} ({count} sites)" for why, count in whys.items())
+        warnings.warn(
+            f"{report.name}: choose='measured' took the rule of thumb where nothing could be "
+            f"measured: {what}",
+            MeasureWarning,
+            stacklevel=4,
+        )
 
 
 def _cache_key(

@@ -16,13 +16,20 @@ def all_passes() -> tuple[Pass, ...]:
         affine_gather,
         argsort_packed_key,
         argsort_unique_pairs,
+        concat_cotangents,
         counting_scatter,
+        frozen_gradient,
+        gmm_swiglu,
         inverse_permutation,
         late_cast,
         nonnegative_index,
         packed_all_gather,
+        packed_psum_scatter,
         permutation_scatter,
+        router_grad_from_wo_input,
+        shared_lhs_dot,
         sorted_scatter,
+        split_fused_wi,
         stable_stack,
         top_k_by_argmax,
         top_k_scatter,
@@ -41,9 +48,16 @@ def all_passes() -> tuple[Pass, ...]:
         sorted_scatter.PASS,
         top_k_by_argmax.PASS,
         packed_all_gather.PASS,
+        frozen_gradient.PASS,
+        concat_cotangents.PASS,
+        split_fused_wi.PASS,
+        router_grad_from_wo_input.PASS,
+        shared_lhs_dot.PASS,
+        gmm_swiglu.PASS,
         late_cast.PASS,
         triangular_inverse.PASS,
         stable_stack.PASS,
+        packed_psum_scatter.PASS,
     )
 
 
@@ -96,7 +110,7 @@ def _ways(choose: Mapping[str, str] | None) -> dict[str, str]:
     if choose is not None and not isinstance(choose, Mapping):
         raise TypeError(
             f"choose is {choose!r}; wanted alternatives by pass, as in "
-            "{'inverse_permutation': 'counting'}"
+            "{'inverse_permutation': 'counting'}, or 'measured', or 'heuristic'"
         )
     ways = {by_name(name).name: way for name, way in (choose or {}).items()}
     for name, way in ways.items():

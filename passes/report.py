@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from .base import Site, Status
+from .base import FrozenLeaf, Site, Status
+from .frozen_tree import frozen_tree
 
 SCHEMA = "relower.report/1"
 
@@ -37,6 +38,8 @@ class Report:
     """Distinct bodies visited, each in one context."""
     rounds: int
     """Rounds of matching and substituting until nothing more applied."""
+    frozen: tuple[FrozenLeaf, ...] = ()
+    """Frozen parameters, in the order of the user's tree."""
     superseded: tuple[str, ...] = ()
     """Passes that had a candidate at a site which a preferred pass took."""
     notes: tuple[str, ...] = ()
@@ -56,6 +59,22 @@ class Report:
         """Sites rewritten, by pass: an equation called several times from one line counts once."""
         return dict(Counter(s.pass_name for s in self.applied))
 
+    def taken_by(self, site: Site) -> str | None:
+        """The pass that rewrote what another one declined; None if none did.
+
+        Told by the place: primitive, type, line and scope. Where as many equations there were not
+        rewritten, or the other pass declined one too, it isn't said.
+        """
+        if site.status is not Status.DECLINED:
+            return None
+        there = [s for s in self.sites if s.place[1:] == site.place[1:]]
+        for done in (s for s in there if s.status is Status.APPLIED):
+            own = [s for s in there if s.pass_name == done.pass_name]
+            whole = all(s.status is Status.APPLIED for s in own)
+            if whole and sum(s.calls for s in own) >= site.calls:
+                return done.pass_name
+        return None
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, with a schema name for readers to check."""
         return {
@@ -73,18 +92,14 @@ class Report:
                     "source": s.source,
                     "scope": s.scope,
                     "calls": s.calls,
-                    "reasons": [
-                        {
-                            "code": r.code,
-                            "sentence": r.sentence,
-                            "found": r.found,
-                            "wanted": r.wanted,
-                        }
-                        for r in s.reasons
-                    ],
+                    "taken_by": self.taken_by(s),
+                    "reasons": [r.to_json() for r in s.reasons],
+                    **({} if not s.lines else {"lines": list(s.lines)}),
+                    **({} if s.measured is None else {"measured": asdict(s.measured)}),
                 }
                 for s in self.sites
             ],
+            "frozen": [leaf.to_json() for leaf in self.frozen],
             "coverage": [
                 {
                     "primitive": g.primitive,
@@ -107,9 +122,13 @@ class Report:
         for s in self.sites:
             where = s.source or "unknown line"
             calls = f", run by {s.calls} equations" if s.calls > 1 else ""
+            taken = self.taken_by(s)
+            calls += "" if taken is None else f", which {taken} rewrote"
             lines.append(f"  {s.status.value:8} {s.pass_name}  {s.primitive} → {s.shape}{calls}")
             lines.append(f"           {where}  {s.scope}")
             lines.extend(f"           {r.code}: {r}" for r in s.reasons)
+            lines.extend([f"           {s.measured}"] if s.measured is not None else [])
+        lines.extend("  " + line for line in frozen_tree([f.to_json() for f in self.frozen]))
         lines.extend(
             f"  not entered: {g.count} × {g.primitive}.{g.param}: {g.reason}" for g in self.coverage
         )

@@ -1,17 +1,17 @@
-"""top_k_scatter: bringing the cotangents of a top_k to their places becomes a one-hot sum.
+"""top_k_scatter: bringing the cotangents of a top_k to their places becomes comparisons.
 
 before:  ``vmap(lambda ids, ct: zeros.at[ids].add(ct))``, ``ids`` of each row those of a ``top_k``
-after:   ``where(ids == experts, ct, 0).sum(over the k choices)``
+after:   for each of the k choices, ``where(ids == experts, ct, rest)``
 
 This is what the backward of ``top_k`` leaves, and of ``take_along_axis`` by its indices. It helps
 because comparing an index with every expert is cheap where there are few: for f32[8192, 512] and
-k = 10, 95,305 estimated TPU7x cycles against 124,035 (libtpu 0.0.52), most of the latter for a sort
-of the places and none yet for the scatter itself, which goes to a SparseCore. Experts are laid
-along the sublanes, where a row's index and value need no spreading (146,039 otherwise). For a
-single choice a row the compiler does the same. Only a scatter whose rows are batched is looked at,
-as `jax.vmap` and these derivatives make it; one that names rows by a second index, such as
-``zeros.at[arange(tokens)[:, None], ids].add(ct)``, is no candidate. The ids of a row are distinct,
-so nothing is added to anything but zero, and all that may differ is the sign of a zero.
+k = 10, 52,533 estimated TPU7x cycles against 124,035 (libtpu 0.0.52), most of the latter for a sort
+of the places and none yet for the scatter itself, which goes to a SparseCore. Up to 16 choices are
+selected one after another, more of them compared at once and summed (95,616). For a single choice a
+row the compiler does the same. Looked at are scatters whose rows are batched, as `jax.vmap` and
+these derivatives make them, and those that name rows by indices known to count them up, as
+``zeros.at[arange(tokens)[:, None], ids].add(ct)``. The ids of a row are distinct, so nothing is
+added to anything but zero, and all that may differ is the sign of a zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..matchers.distinct import chosen, distinct_along
 from ..matchers.graph import Scope
 from ..matchers.origin import origin
 from ..matchers.pattern import Mismatch, describe_atom
-from ..matchers.scattered import single_elements, unnamed_param
+from ..matchers.scattered import elements_by_id, unnamed_param
 from ..matchers.wrapped_index import plain_index
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .parts.one_hot import placed
@@ -39,17 +39,18 @@ _MOST_PLACES = 4096
 """With more, comparing with each takes more than the scatter's 6.9 cycles a value."""
 
 
-def _find(scope: Scope, index: int) -> Match | Mismatch | None:
-    eqn = scope.eqns[index]
-    elements = single_elements(eqn)
+def _find(scope: Scope, at: int) -> Match | Mismatch | None:
+    eqn = scope.eqns[at]
+    elements, index = elements_by_id(scope, eqn) or (None, eqn.invars[1])
     size = 0 if elements is None else eqn.invars[0].aval.shape[elements.axis]
-    ids = None if elements is None else chosen(scope, eqn.invars[1], size)
+    ids = None if elements is None else chosen(scope, index, size)
     if ids is None and (elements is None or not elements.rows):
         return None  # a scatter of slices, or a count
     unnamed = unnamed_param(eqn)
     if unnamed is not None:
         return unnamed
-    return Match(scope, index, {"elements": elements, "ids": ids, "size": size})
+    found = {"elements": elements, "index": index, "ids": ids, "size": size}
+    return Match(scope, at, found)
 
 
 def _into_zeros(match: Match) -> Reason | None:
@@ -63,7 +64,7 @@ def _into_zeros(match: Match) -> Reason | None:
 def _by_choice(match: Match) -> Reason | None:
     if match.captures["ids"] is not None:
         return None
-    value = origin(match.scope, match.eqn.invars[1]).value
+    value = origin(match.scope, match.captures["index"]).value
     return Reason("not-chosen", "the indices are not those of a top_k or argmax",
                   describe_atom(value.scope, value.atom),
                   "the indices of a top_k, an argmax or a sort")  # fmt: skip
@@ -73,7 +74,7 @@ def _distinct(match: Match) -> Reason | None:
     elements, ids = match.captures["elements"], match.captures["ids"]
     if ids is None:
         return None
-    indices = match.eqn.invars[1].aval
+    indices = match.captures["index"].aval
     rank = ids.atom.aval.ndim
     one = all(indices.shape[d] == 1 for d in elements.free)
     if one or (rank == indices.ndim - 1 and len(elements.free) == 1
@@ -88,7 +89,7 @@ def _stays(match: Match) -> Reason | None:
     """Clipping could bring two indices together."""
     if match.captures["ids"] is None or match.eqn.params["mode"] is not _MODES.CLIP:
         return None
-    fact = match.scope.fact(match.eqn.invars[1])
+    fact = match.scope.fact(match.captures["index"])
     if fact.within(0, match.captures["size"] - 1):
         return None
     return Reason("clipped", "an index outside is brought to the nearest place", "mode CLIP",
@@ -105,7 +106,7 @@ def _fewer_cycles(match: Match) -> Reason | None:
 def _replace(match: Match) -> Replacement:
     eqn, elements, size = match.eqn, match.captures["elements"], match.captures["size"]
     out = eqn.outvars[0].aval
-    ids, updates = plain_index(match.scope, eqn.invars[1]), eqn.invars[2]
+    ids, updates = plain_index(match.scope, match.captures["index"]), eqn.invars[2]
     rank = updates.aval.ndim
 
     def summed(ids: Any, values: Any) -> Sequence[Any]:
@@ -131,9 +132,13 @@ def after(scores: jax.Array, ct: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The same by comparisons."""
     top, ids = lax.top_k(scores, 2)
     ids, ct = ids.T, ct.T
-    shape = 2, scores.shape[1], scores.shape[0]
-    here = lax.broadcast_in_dim(ids, shape, (0, 2)) == lax.broadcasted_iota(jnp.int32, shape, 1)
-    return top, jnp.where(here, lax.broadcast_in_dim(ct, shape, (0, 2)), jnp.zeros(shape)).sum(0).T
+    shape = scores.shape[1], scores.shape[0]
+    expert, found = lax.broadcasted_iota(jnp.int32, shape, 0), jnp.zeros(shape)
+    for i in range(2):
+        here = lax.broadcast_in_dim(lax.index_in_dim(ids, i, keepdims=False), shape, (1,)) == expert
+        value = lax.broadcast_in_dim(lax.index_in_dim(ct, i, keepdims=False), shape, (1,))
+        found = lax.select(here, value, found)
+    return top, found.T
 
 
 PASS = Pass(

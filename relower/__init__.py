@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from .lowering.lower import lower as lower
     from .lowering.program import Program as Program
     from .matchers.assume_range import assume_range as assume_range
+    from .passes.base import Measured as Measured
     from .passes.base import PassNotApplicable as PassNotApplicable
+    from .passes.frozen import Frozen as Frozen
     from .passes.keep import keep as keep
+    from .passes.optimize import MeasureWarning as MeasureWarning
     from .passes.optimize import assert_applied as assert_applied
     from .passes.optimize import explain as explain
     from .passes.optimize import optimize as optimize
@@ -29,6 +32,9 @@ _HOME = {
     "Case": "lowering.case",
     "Cost": "lowering.cost.model",
     "Difference": "lowering.change",
+    "MeasureWarning": "passes.optimize",
+    "Measured": "passes.base",
+    "Frozen": "passes.frozen",
     "PassNotApplicable": "passes.base",
     "Program": "lowering.program",
     "Report": "passes.report",

@@ -13,7 +13,15 @@ from ...lowering.lower import stage
 from ...lowering.normalize import Normal
 from ...lowering.program import LEVELS, Program, Stamp
 from ...lowering.targets import DEFAULT_TARGET, make_mesh, parse_target
-from . import entry_mutants, kernel_mutants, noise, program_mutants
+from . import (
+    collective_mutants,
+    constant_mutants,
+    entry_mutants,
+    kernel_mutants,
+    noise,
+    operation_mutants,
+    order_mutants,
+)
 from .draft import Draft, Staged
 from .liveness import Liveness
 from .mutant import Mutant, Variation
@@ -21,7 +29,10 @@ from .score import Row
 from .verdicts import compared, fault_of
 
 MUTANTS: tuple[Mutant, ...] = (
-    *program_mutants.MUTANTS,
+    *operation_mutants.MUTANTS,
+    *constant_mutants.MUTANTS,
+    *order_mutants.MUTANTS,
+    *collective_mutants.MUTANTS,
     *entry_mutants.MUTANTS,
     *kernel_mutants.MUTANTS,
 )

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ...compat.mlir import ir
+from .collective_mutants import set_channel
 from .draft import Draft, Kernel, config_of, set_config
 from .mutant import Variation
-from .program_mutants import _set_channel
 
 
 def _without_locations(draft: Draft) -> bool:
@@ -53,7 +53,7 @@ def _renumbered_channels(draft: Draft) -> bool:
     found = [op for op in draft.ops() if "channel_handle" in op.attributes]
     for op in found:
         number = int(re.findall(r"handle = (\d+)", str(op.attributes["channel_handle"]))[0])
-        _set_channel(op, 100 - number)
+        set_channel(op, 100 - number)
     return bool(found)
 
 

@@ -14,6 +14,7 @@ Every name that a person could choose stands in `CHOSEN_NAMES`, so that renaming
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -212,19 +213,8 @@ def gmm_step() -> Any:
 def flash_loss(params: Any, batch: Any, step: jax.Array) -> jax.Array:
     """The mean square of causal attention, each device computing its part of the heads."""
     heads, block = HEADS // DEVICES, 128
-    sizes = flash.BlockSizes(
-        block_q=block,
-        block_k_major=2 * block,
-        block_k=block,
-        block_b=1,
-        block_q_major_dkv=block,
-        block_k_major_dkv=block,
-        block_k_dkv=block,
-        block_q_dkv=block,
-        block_k_major_dq=block,
-        block_k_dq=block,
-        block_q_dq=block,
-    )
+    tiles = dict.fromkeys((field.name for field in fields(flash.BlockSizes)), block)
+    sizes = flash.BlockSizes(**{**tiles, "block_b": 1, "block_k_major": 2 * block})
 
     @jax.checkpoint  # type: ignore[untyped-decorator]
     def layer(x: jax.Array) -> jax.Array:

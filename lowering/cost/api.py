@@ -9,6 +9,7 @@ from ..case import Case, case
 from ..compile import stage_module
 from ..errors import InputError
 from ..process import Limits
+from .cache import user_cache
 from .ladder import measure
 from .model import Cost
 
@@ -23,6 +24,7 @@ def cost(
     limit: float | None = 600.0,
     memory_limit: int | None = 16 * 2**30,
     bundles: bool = False,
+    cache: bool = True,
     **kwargs: Any,
 ) -> Cost:
     """Compiles a case, or a function with its arguments, for a TPU and says what it costs.
@@ -36,6 +38,7 @@ def cost(
         limit: seconds for each compilation; None waits for ever.
         memory_limit: bytes of host memory for each compilation; None sets none.
         bundles: count the final schedule's bundles although there are cycles.
+        cache: look for what the compiler said of the same program before, and keep what it says.
         **kwargs: the function's keyword arguments.
 
     Returns:
@@ -53,4 +56,5 @@ def cost(
         plain = case(case_or_fn, *args)
         chosen = Case(plain.fn, plain.args, kwargs)
     staged = stage_module(chosen, target)
-    return measure(staged, limits=Limits(limit, memory_limit), bundles=bundles)
+    limits = Limits(limit, memory_limit)
+    return measure(staged, limits=limits, bundles=bundles, cache=user_cache() if cache else None)

@@ -9,6 +9,7 @@ from ..compile import Compiled, CompileFailed, StagedModule, compile_staged
 from ..process import Limits
 from . import bundles as final_bundles
 from . import profile
+from .cache import Answer, CostCache, key_of
 from .census import collectives, counts
 from .chip import chip_of
 from .estimate import Figures, op_costs, unknown_loops
@@ -19,7 +20,13 @@ from .versions import versions
 _SALVAGEABLE = ("crash", "time", "memory")
 
 
-def measure(staged: StagedModule, *, limits: Limits | None = None, bundles: bool = False) -> Cost:
+def measure(
+    staged: StagedModule,
+    *,
+    limits: Limits | None = None,
+    bundles: bool = False,
+    cache: CostCache | None = None,
+) -> Cost:
     """The cost of a program.
 
     It is compiled with the compiler's static analysis on. Where that kills or outlasts its
@@ -29,50 +36,80 @@ def measure(staged: StagedModule, *, limits: Limits | None = None, bundles: bool
         staged: from `stage_module`.
         limits: of each compilation.
         bundles: whether to count final bundles although there are cycles.
+        cache: where the compiler's answer may be found, and is kept; None compiles.
 
     Raises:
         CompileFailed: not even the plain compilation gave a program.
     """
     chip_of(staged.target)
+    limits = limits or Limits()
+    key = "" if cache is None else key_of(staged, bundles)
+    answer = None if cache is None else cache.find(key, limits)
+    if answer is None:
+        answer = climb(staged, limits, bundles)
+        if cache is not None:
+            cache.store(key, answer)
+    if answer.failure is not None:
+        raise answer.failure.of(staged.name)
+    assert answer.compiled is not None
+    assert answer.figures is not None
+    notes = [*answer.notes, *(cache.troubles if cache is not None else ())]
+    return build_cost(staged, answer.compiled, answer.figures, notes)
+
+
+def climb(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
+    """Compiles a program as far up the ladder as it goes; a failure is an answer too."""
     with tempfile.TemporaryDirectory(prefix="relower-") as parent:
         profiles, dump = Path(parent, "profiles"), Path(parent, "bundles")
         profiles.mkdir()
         dump.mkdir()
-        notes: list[str] = []
         extra = final_bundles.flags(dump) if bundles else []
+        failures: list[CompileFailed] = []
         try:
             compiled = compile_staged(staged, flags=[profile.flag(profiles), *extra], limits=limits)
-            figures = Figures("profile", {}, final_bundles.read_bundles(dump))
-            return build_cost(staged, compiled, figures, notes)
+            return Answer(compiled, Figures("profile", {}, final_bundles.read_bundles(dump)))
         except CompileFailed as error:
             if error.kind not in _SALVAGEABLE:
-                raise
-            notes.append(f"no profile of the whole program: {_cause(staged, error)}")
+                lasting = error.kind == "rejected"
+                return Answer(None, None, failure=error, lasting=lasting)
+            failures.append(error)
+        notes = (f"no profile of the whole program: {failures[0].cause}",)
         salvaged = profile.read_profiles(profiles)
-        compiled = _plain(staged, dump, limits)
+        compiled_plain, failure = _plain(staged, dump, limits, failures)
         counted = final_bundles.read_bundles(dump)
         figures = Figures(_rung(salvaged, counted), salvaged, counted)
-        return build_cost(staged, compiled, figures, notes)
+        limited = any(f.kind in ("time", "memory") for f in failures)
+        return Answer(
+            compiled_plain,
+            figures if failure is None else None,
+            notes,
+            failure,
+            limits if limited else None,
+            lasting=not any(f.killed for f in failures),
+        )
 
 
-def _plain(staged: StagedModule, dump: Path, limits: Limits | None) -> Compiled:
-    """Without analysis; the final bundles with it, unless dumping them is what fails."""
-    try:
-        return compile_staged(staged, flags=final_bundles.flags(dump), limits=limits)
-    except CompileFailed as error:
-        if error.kind != "crash":
-            raise
-    return compile_staged(staged, limits=limits)
+def _plain(
+    staged: StagedModule, dump: Path, limits: Limits, failures: list[CompileFailed]
+) -> tuple[Compiled | None, CompileFailed | None]:
+    """Without analysis; the final bundles with it, unless dumping them is what fails.
+
+    What fails on the way is added to ``failures``.
+    """
+    for flags in (final_bundles.flags(dump), []):
+        try:
+            return compile_staged(staged, flags=flags, limits=limits), None
+        except CompileFailed as error:
+            failures.append(error)
+            if error.kind != "crash":
+                break
+    return None, failures[-1]
 
 
 def _rung(salvaged: dict[str, int], counted: dict[str, int]) -> Rung:
     if salvaged:
         return "salvaged"
     return "bundles" if counted else "counts"
-
-
-def _cause(staged: StagedModule, error: CompileFailed) -> str:
-    return str(error).removeprefix(f"{staged.name}: ")
 
 
 def build_cost(

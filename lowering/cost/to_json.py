@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from .attribute import Attribution
 from .compare import Comparison
+from .measurement import SiteSum
 from .model import CYCLE_RUNGS, RUNGS, Cost, OpCost, Total
 
 
@@ -43,8 +45,10 @@ def op_json(op: OpCost) -> dict[str, Any]:
     return {**asdict(op), "figure": op.figure, "bound": op.bound, "total": op.total}
 
 
-def comparison_json(found: Comparison) -> dict[str, Any]:
-    """Both costs, and what could be compared."""
+def comparison_json(
+    found: Comparison, attribution: Attribution | None = None, sites: SiteSum | None = None
+) -> dict[str, Any]:
+    """Both costs, what could be compared, and the change by rewrite where B is A rewritten."""
     return {
         "a": cost_json(found.a),
         "b": cost_json(found.b),
@@ -53,4 +57,27 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         "after": found.after if found.unlike is None else None,
         "worse": found.worse,
         "groups": [{**asdict(g), "saving": g.saving} for g in found.groups],
+        "rewrites": None if attribution is None else attribution_json(attribution),
+        "sites": None if sites is None else {**asdict(sites), "saving": sites.saving},
+    }
+
+
+def attribution_json(found: Attribution) -> dict[str, Any]:
+    """Cycles saved by rewrite, and elsewhere."""
+    return {
+        "saving": found.saving,
+        "elsewhere": found.elsewhere,
+        "share": found.share,
+        "sites": [
+            {
+                "passes": sorted({site.name for site in s.sites}),
+                "count": len(s.sites),
+                "sources": sorted({site.source for site in s.sites if site.source is not None}),
+                "places": list(s.places),
+                "before": s.before,
+                "saving": s.saving,
+                "undecided": s.undecided,
+            }
+            for s in found.savings
+        ],
     }

@@ -49,6 +49,26 @@ def check_rewritten(new: Body, old: Body, *, retyped: bool = False) -> None:
         check_boundaries(eqn)
 
 
+def check_stripped(new: Body, old: Body) -> None:
+    """Check a body against the one that it is a part of, with other inputs and outputs perhaps.
+
+    Args:
+      new: the smaller body; its nested bodies have been checked before.
+      old: the original.
+
+    Raises:
+      IllFormed: with what was found and what was wanted.
+    """
+    _check_scoping(new)
+    _check_effects(new)
+    _check_same_effects(new, old)
+    known = {id(eqn) for eqn in jaxprs.opened(old).eqns}
+    fresh = [eqn for eqn in jaxprs.opened(new).eqns if id(eqn) not in known]
+    _check_types([eqn for eqn in fresh if not compat_bodies.carried(eqn).entered])
+    for eqn in fresh:
+        check_boundaries(eqn)
+
+
 def _typed_alike(eqn: Eqn, made: Mapping[Var, Eqn]) -> bool:
     """Whether an equation is an old one that reads other variables of the very same types."""
     old = made.get(eqn.outvars[0]) if eqn.outvars else None

@@ -7,6 +7,7 @@ rewritten once and stays shared.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from ...compat.mesh_types import differs_only_in_mesh
 from ...compat.source import is_kept
 from ...matchers.facts import Splice
 from ...matchers.graph import Scope
-from ..base import Accepted, SiteDeclined
+from ..base import Accepted, Match, Replacement, SiteDeclined
 from .check import check_rewritten
 from .order import order_of
 from .retype import Retyper
@@ -243,6 +244,21 @@ class Interpreter:
         return known
 
 
+def replacement_equations(match: Match, replacement: Replacement) -> tuple[list[Eqn], list[Atom]]:
+    """The equations that would replace a site's root, and the atoms that hold its results.
+
+    They are traced under the axes of the bodies around the site, as for the rewrite itself.
+    """
+    operands = list(replacement.operands)
+    if replacement.fn is None:
+        return [], operands
+    with contextlib.ExitStack() as stack:
+        for caller in match.scope.path():
+            stack.enter_context(tracing.inside(caller.scope.eqns[caller.index]))
+        axes = [vma.varying(v.aval) for v in replacement.results]
+        return tracing.inline(_varying_at_least(replacement.fn, axes), operands, match.eqn)
+
+
 def _as_they_are(*operands: Any) -> Sequence[Any]:
     return operands
 
@@ -292,10 +308,15 @@ def _live(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> tuple[set[int], set[V
     live: set[int] = set()
     for index in range(len(eqns) - 1, -1, -1):
         eqn = eqns[index]
-        if eqn.effects or not read.isdisjoint(eqn.outvars):
+        if not read.isdisjoint(eqn.outvars) or _acts(eqn):
             live.add(index)
             read.update([a for a in eqn.invars if type(a) is not literal])
     return live, read
+
+
+def _acts(eqn: Eqn) -> bool:
+    """Whether an equation does something besides its results; to name a mesh axis is nothing."""
+    return bool(eqn.effects) and bool(jaxprs.true_effects(eqn))
 
 
 def _prune(
@@ -303,15 +324,29 @@ def _prune(
 ) -> tuple[list[Eqn], set[Var]]:
     """The emitted equations without those that the rewrite left with no reader; what they read.
 
-    What was dead before stays: it is not this rewrite's to remove. So does what the user keeps.
+    What was dead before stays where all that it reads is still there: it is not this rewrite's to
+    remove, and no reason to keep what this rewrite has no more use for. What the user keeps stays.
     """
     literal = jaxprs.LITERAL
     read = {a for a in outvars if type(a) is not literal}
-    kept: list[Eqn] = []
+    gone: set[Var] = set()
+    kept: list[tuple[bool, Eqn]] = []
     for index, made in reversed(emitted):
         for eqn in reversed(made):
-            unread = not eqn.effects and read.isdisjoint(eqn.outvars)
-            if not unread or index not in was_live or is_kept(eqn):
-                kept.append(eqn)
+            needed = not read.isdisjoint(eqn.outvars) or _acts(eqn) or is_kept(eqn)
+            if needed:
                 read.update([a for a in eqn.invars if type(a) is not literal])
-    return kept[::-1], read
+            elif index in was_live:
+                gone.update(eqn.outvars)
+                continue
+            kept.append((needed, eqn))
+    eqns: list[Eqn] = []
+    for needed, eqn in reversed(kept):
+        if not needed:
+            operands = [a for a in eqn.invars if type(a) is not literal]
+            if gone and not gone.isdisjoint(operands):
+                gone.update(eqn.outvars)
+                continue
+            read.update(operands)
+        eqns.append(eqn)
+    return eqns, read

@@ -14,10 +14,13 @@ from ...matchers.fact import UNKNOWN
 from ...matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
 from ...matchers.graph import Apart, Dataflow, Scope
 from ...matchers.pattern import Mismatch
-from ..base import Accepted, Match, Pass, Reason, Site, SiteDeclined, Status
+from ..base import Accepted, FrozenLeaf, Match, Pass, Reason, Site, SiteDeclined, Status
+from ..frozen import Request
 from ..report import NotEnteredGroup, Report
 from .bring import Brought, bring
+from .check import check_rewritten
 from .interpreter import Interpreter
+from .strip import strip
 
 MAX_ROUNDS = 16
 """Rounds of match and substitute before `rewrite` stops and says so."""
@@ -31,11 +34,14 @@ class Optimized:
     report: Report
 
 
-def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimized:
+def rewrite(
+    closed: Body, passes: Sequence[Pass], *, name: str = "", request: Request | None = None
+) -> Optimized:
     """Rewrite a closed jaxpr to a fixed point of the passes.
 
-    Each round matches on the dataflow of every body, substitutes what was accepted, and analyses
-    only bodies that changed.
+    Passes that judge the whole program come first, told what is ``request``ed. Each round matches
+    on the dataflow of every body, substitutes what was accepted, and analyses only bodies that
+    changed.
     """
     analysis = Analysis()
     refused: dict[tuple[Any, ...], Reason] = {}
@@ -44,14 +50,24 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     taken: set[str] = set()
     visited: tuple[int, int, tuple[NotEnteredGroup, ...]] | None = None
     brought: Brought = {}
-    apart = Apart(frozenset().union(*(p.roots() for p in passes)))
     crowded: set[int] = set()
     rounds = 0
+    whole = [p for p in passes if p.program is not None]
+    local = [p for p in passes if p.program is None]
+    apart = Apart(frozenset().union(*(p.roots() for p in local)))
+    taken_out: list[Site] = []
+    frozen: list[FrozenLeaf] = []
     while rounds < MAX_ROUNDS:
         rounds += 1
         flow = _flow(closed, analysis, apart)
         visited = visited or _visited(flow)
-        flow, accepted, found = _match_calls(flow, analysis, passes, refused, taken, apart)
+        while whole:
+            done_whole = _as_a_whole(whole.pop(0), flow, request or Request(), taken_out, frozen)
+            if done_whole is not closed:
+                closed = done_whole
+                flow.release()
+                flow = _flow(closed, analysis, apart)
+        flow, accepted, found = _match_calls(flow, analysis, local, refused, taken, apart)
         interpreter = Interpreter(accepted)
         moved: Body | None = None
         while accepted:
@@ -65,7 +81,7 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
             except SiteDeclined as declined:
                 _refuse(declined, accepted, refused)
                 # A pass of less preference may take what this one had to give back.
-                flow, accepted, found = _match_calls(flow, analysis, passes, refused, taken, apart)
+                flow, accepted, found = _match_calls(flow, analysis, local, refused, taken, apart)
                 interpreter = interpreter.again(accepted)
         if moved is not None:
             # Everything is judged anew with the value where it is wanted: no round of its own.
@@ -104,15 +120,38 @@ def rewrite(closed: Body, passes: Sequence[Pass], *, name: str = "") -> Optimize
     report = Report(
         name=name,
         passes=tuple(p.name for p in passes),
-        sites=tuple(sorted(_folded(sites), key=_order)),
+        sites=tuple(sorted([*_folded(sites), *taken_out], key=_order)),
         coverage=coverage,
         equations=equations,
         bodies=bodies,
         rounds=rounds,
+        frozen=tuple(frozen),
         superseded=tuple(sorted(taken)),
         notes=tuple(notes),
     )
     return Optimized(closed, report)
+
+
+def _as_a_whole(
+    p: Pass, flow: Dataflow, request: Request, sites: list[Site], frozen: list[FrozenLeaf]
+) -> Body:
+    """Let a pass judge the whole program; what it leaves of it."""
+    assert p.program is not None
+    closed = flow.root.body
+    found = p.program(flow, request)
+    if found is None:
+        return closed
+    for match in found.candidates:
+        reasons = tuple(r for q in p.requirements if (r := q.check(match)) is not None)
+        site = _site(p, match.scope, match.index)
+        status = Status.DECLINED if reasons else Status.APPLIED
+        sites.append(replace(site, status=status, reasons=reasons))
+        frozen.append(found.describe(match, sites[-1]))
+    if found.demand is None:
+        return closed
+    rest = strip(found.demand, found.dispensable)
+    check_rewritten(rest, closed)
+    return rest
 
 
 _Key = tuple[int, int]

@@ -14,6 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ...compat import vma
+from ...matchers.assume_range import assume_range
+
 _UPPER = -(1 << 16)
 """The upper half of a word of 32 bits."""
 
@@ -74,23 +77,33 @@ def _turned(bits: jax.Array, width: int) -> jax.Array:
 
 def choose(key: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """The k greatest keys along the last axis and their places, the first of equal ones first."""
-    least, last = key.dtype.type(jnp.iinfo(key.dtype).min), np.int32(key.shape[-1] - 1)
+    least, size = key.dtype.type(jnp.iinfo(key.dtype).min), key.shape[-1]
     where = jax.typeof(key).sharding  # the types of the results are to be top_k's
     place = lax.broadcasted_iota(np.int32, key.shape, key.ndim - 1, out_sharding=where)
-    best = jnp.max(key, axis=-1, keepdims=True)
-    found = jnp.min(_where(key == best, place, last), axis=-1, keepdims=True)
+    place = vma.pvary(place, vma.varying(jax.typeof(key)))
+    none = np.int32(size)  # no place; at least one element is left, and comes first
+    best, found = _first(key, place, least, none)
     keys, places = [best], [found]
     for _ in range(k - 1):
         left = (key < best) | ((key == best) & (place > found))
-        # At least one element is left, so that the least key takes nobody's place.
-        following = jnp.max(_where(left, key, least), axis=-1, keepdims=True)
-        after = _where(following == best, found, np.int32(-1))
-        here = (key == following) & (place > after)
-        found = jnp.min(_where(here, place, last), axis=-1, keepdims=True)
-        best = following
+        best, found = _first(_where(left, key, least), _where(left, place, none), least, none)
         keys.append(best)
         places.append(found)
-    return lax.concatenate(keys, key.ndim - 1), lax.concatenate(places, key.ndim - 1)
+    every = lax.concatenate(keys, key.ndim - 1), lax.concatenate(places, key.ndim - 1)
+    return every[0], assume_range(every[1], 0, size - 1)
+
+
+def _first(key: jax.Array, place: jax.Array, least: Any, none: Any) -> tuple[jax.Array, jax.Array]:
+    """The greatest key along the last axis and the least place of it, in one reduction."""
+    last = key.ndim - 1
+    best, found = lax.reduce((key, place), (least, none), _greater, (last,))
+    return lax.expand_dims(best, [last]), lax.expand_dims(found, [last])
+
+
+def _greater(a: Any, b: Any) -> Any:
+    (one, here), (other, there) = a, b
+    first = (one > other) | ((one == other) & (here < there))
+    return lax.select(first, one, other), lax.select(first, here, there)
 
 
 def _where(mask: jax.Array, value: jax.Array, otherwise: Any) -> jax.Array:

@@ -80,8 +80,26 @@ def placed(ids: Any, values: Any, places: int) -> Any:
       places: a value whose id lies outside is dropped.
     """
     ids = at_least_32_bits(ids)
+    if 0 < ids.shape[0] <= _UNROLLED:
+        return _chosen(ids, values, places)
     shape = (ids.shape[0], places, *ids.shape[1:])
     across = (0, *range(2, len(shape)))
     here = lax.broadcast_in_dim(ids, shape, across) == lax.broadcasted_iota(ids.dtype, shape, 1)
     spread = lax.broadcast_in_dim(values, shape, across)
     return lax.reduce_sum(lax.select(here, spread, lax.full_like(spread, 0)), [0])
+
+
+_UNROLLED = 16
+"""As many values of a row are chosen one after another, which takes no sums."""
+
+
+def _chosen(ids: Any, values: Any, places: int) -> Any:
+    shape = (places, *ids.shape[1:])
+    across = tuple(range(1, len(shape)))
+    spread = lambda x: lax.broadcast_in_dim(x, shape, across)
+    place = lax.broadcasted_iota(ids.dtype, shape, 0)
+    row = lambda x, i: spread(lax.index_in_dim(x, i, 0, keepdims=False))
+    found = lax.full_like(row(values, 0), 0)
+    for i in range(ids.shape[0]):
+        found = lax.select(row(ids, i) == place, row(values, i), found)
+    return found

@@ -79,10 +79,64 @@ def test_a_regression_is_marked_and_exits_with_1(costs, capfd):
     assert "B costs more: " in out
 
 
-def test_a_program_against_itself_rewritten(costs, capfd):
-    costs(a=made(FULL), packed=made({**FULL, "sort.8": 20}))
-    assert main(["cost", "x.py:a", "--passes-b", "packed"]) == 0
-    assert "B costs no more" in capfd.readouterr().out
+def sites(*sources):
+    site = {"pass": "packed", "status": "applied", "calls": 1}
+    return {"sites": [{**site, "source": source, "lines": [source]} for source in sources]}
+
+
+def test_a_program_against_itself_rewritten(costs, capfd, monkeypatch, parsed, tmp_path):
+    line = next(op.source for op in A.ops if op.name == "sort.8")
+    monkeypatch.setattr(command, "run", lambda job, timeout: sites(line, "gone.py:1"))
+    a, b = made(FULL), made({**FULL, "sort.8": 20})
+    saving = a.total().cycles - b.total().cycles
+    costs(a=a, packed=b)
+    html = tmp_path / "cost.html"
+    assert main(["cost", "x.py:a", "--passes-b", "packed", "--html", str(html)]) == 0
+    out = capfd.readouterr().out
+    assert "B costs no more" in out
+    assert f"{saving:,.0f}" in out.split("by rewrite")[1].splitlines()[1]
+    assert "100% of the change is at the rewrites' places" in out
+    assert "nothing is left there" in out
+    page = html.read_text()
+    assert page.startswith("<!doctype html>")
+    assert "<b>packed</b>" in page
+    assert "://" not in page
+    assert main(["cost", "x.py:a", "--passes-b", "packed", "--json"]) == 0
+    found = parsed("cost_comparison", capfd.readouterr().out)["rewrites"]
+    assert [s["saving"] for s in found["sites"]] == [pytest.approx(saving), 0]
+    assert found["share"] == 1.0
+
+
+def test_where_the_whole_has_no_cycles_the_sites_are_summed(costs, capfd, monkeypatch, parsed):
+    measured = {"rung": "fragment", "before": 100.0, "after": {"rewrite": 40.0}, "runs": 3}
+    report = sites("a.py:1", "a.py:2")
+    report["sites"][0]["measured"] = {**measured, "chosen": "rewrite", "bytes": 8}
+    report["sites"][1]["measured"] = {"why": "it stands in a kernel's body"}
+    monkeypatch.setattr(command, "run", lambda job, timeout=None: report)
+    costs(a=made({}), packed=made({}))
+    assert main(["cost", "x.py:a", "--passes-b", "packed"]) == 2
+    out = " ".join(capfd.readouterr().out.split())
+    assert "the rewritten sites alone: 300 → 120 cycles in one run, rung fragment" in out
+    assert "1 of 2 sites have a figure (1 without: it stands in a kernel's body)" in out
+    assert main(["cost", "x.py:a", "--passes-b", "packed", "--json"]) == 2
+    found = parsed("cost_comparison", capfd.readouterr().out)
+    assert found["rewrites"] is None
+    assert found["sites"]["saving"] == 180
+
+
+def test_two_programs_have_no_rewrites(costs, capfd, parsed):
+    costs(a=made(FULL), b=made({**FULL, "sort.8": 20}))
+    assert main(["cost", "x.py:a", "x.py:b", "--json"]) == 0
+    assert parsed("cost_comparison", capfd.readouterr().out)["rewrites"] is None
+
+
+def test_one_programs_page(costs, tmp_path):
+    costs(a=A)
+    assert main(["cost", "x.py:a", "--html", str(tmp_path / "a.html")]) == 0
+    page = (tmp_path / "a.html").read_text()
+    assert "43,000 cycles" in page
+    assert "no profile of the whole program: it died" in page
+    assert main(["cost", "x.py:a", "--html", str(tmp_path / "no" / "a.html")]) == 2
 
 
 def test_json_follows_its_schema(costs, capfd, parsed):

@@ -24,7 +24,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from relower.gates.config import Matrix, load_matrix
+from relower.gates.cells import Matrix
+from relower.gates.config import load_matrix
 from relower.lowering import artifact
 from relower.lowering.change import Verdict
 from relower.lowering.diff import diff
@@ -213,16 +214,28 @@ def child() -> None:
 
 
 def _meaning(path: Path) -> str:
-    """MLIR's own text of a module without locations, names of functions and meshes as they are."""
+    """MLIR's own text of a module without locations; functions, meshes, channels by first use."""
     from relower.compat.mlir import parse_stablehlo
 
     module = parse_stablehlo(path.read_bytes())
     text: str = module.operation.get_asm(print_generic_op_form=True, use_local_scope=True)
     text = re.sub(r"(\\22body\\22: \\22)([\w+/=]+)", lambda m: m[1] + _kernel(m[2]), text)
-    for name in ("jax.result_info", "sym_name", "kernel_name"):
+    for name in ("jax.result_info", "kernel_name"):
         text = re.sub(rf'{name} = "(?:[^"\\]|\\.)*"', name, text)
     text = re.sub(r", (?:res|arg)_attrs = \[(?:\{\}(?:, )?)*\]", "", text)  # of nothing
-    return re.sub(r"@\w+|handle = \d+|%[\w#]+", "@", text)
+    module_name = r'("builtin\.module"\(\) <\{)sym_name = "(?:[^"\\]|\\.)*"'
+    text = re.sub(module_name, r"\1", text)
+    numbers: dict[str, int] = {}
+    return re.sub(
+        r"@(?:\"(?:[^\"\\]|\\.)*\"|[\w$.-]+)|sym_name = \"(?:[^\"\\]|\\.)*\"|handle = \d+",
+        lambda m: f"#{numbers.setdefault(_symbol(m[0]), len(numbers))}",
+        text,
+    )
+
+
+def _symbol(text: str) -> str:
+    """A symbol as it is called, wherever it stands; a channel by its whole text."""
+    return text.removeprefix("sym_name = ").removeprefix("@").strip('"')
 
 
 def _kernel(body: str) -> str:

@@ -116,7 +116,8 @@ def test_other_forms(text):
     [
         ("ops <= 1", "no metric 'ops'"),
         ("ops. <= 1", "names nothing after its dot"),
-        ("cycle <= 1", "no metric 'cycle'; known: ops, kernels"),
+        ("weight <= 1", "no metric 'weight'; known: ops, kernels, cycles, temp"),
+        ("cycle <= 1", "no metric 'cycle'; did you mean 'cycles'"),
         ("kernel.gmm <= 1", "did you mean 'kernels'"),
         ("ops.stablehlo.sortt <= 1", "did you mean 'stablehlo.sort'"),
         ("<= 1", "wanted METRIC and bounds"),

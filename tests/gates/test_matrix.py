@@ -89,15 +89,17 @@ def test_a_gate_that_holds(cases):
     assert result.closing == "4 of 4 controls differ"
     assert len(seen) == steps(matrix) == 9
     places = {c.cell.node.name: c.difference.changes[0] for c in result.cells}
-    lines = {name: (c.where_b or c.where_a).line for name, c in places.items() if c.where_b}
+    lines = {name: c.where_a.line for name, c in places.items() if c.where_a}
     source = (cases / "cases.py").read_text().split("\n")
     assert "# a constant" in source[lines["constant"] - 1]
     assert "# a subtract" in source[lines["swapped"] - 1]
-    assert (places["mul"].a, places["mul"].b) == ("arith.addf", "arith.mulf")
+    assert (places["mul"].a, places["mul"].b) == ("arith.mulf", "arith.addf")
+    sides = {c.cell.node.name: c.sides for c in result.cells}  # as the cell's name reads
+    assert sides["mul"] == ("- a: mul", "+ b: base")
     found = next(c for c in result.cells if c.cell.node.name == "undonated").difference.changes
     called, argument = found  # how the program is called, and how it aliases its memory
-    assert (called.a, called.b) == ("module call.donated = 0", "module call.donated = none")
-    assert (argument.path, argument.b) == (("argument 0",), "(absent)")
+    assert (called.a, called.b) == ("module call.donated = none", "module call.donated = 0")
+    assert (argument.path, argument.a) == (("argument 0",), "(absent)")
 
 
 def test_several_at_once_and_in_parts(cases, monkeypatch):

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
-from relower.gates.config import Cell, Node
+from relower.gates.cells import Cell, Node
 from relower.gates.matrix import CellResult, GateResult
 from relower.gates.reports import SUMMARY_BYTES, junit, step_summary
 from relower.gates.shard import Shard

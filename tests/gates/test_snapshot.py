@@ -70,9 +70,62 @@ def test_a_damaged_text_is_one_line(data):
     if found is None:
         assert "x.snapshot: not a whole snapshot" in told
         assert "\n" not in told
-    else:  # then it can't be taken for the whole one, but for spaces that say nothing
-        same = found == snapshot_of(program(), "exact", "moe")
-        assert not same or json.loads(whole) == json.loads(written(found))
+    else:  # spaces that say nothing
+        assert found == snapshot_of(program(), "exact", "moe")
+
+
+def edits(value):
+    """Every way to change one value of a snapshot, its keys and its sum left alone."""
+    for key, old in value.items():
+        if key in ("stamp", "ops"):
+            for name, field in old.items():
+                changed = field + (1 if isinstance(field, int) else "x")
+                yield {**value, key: {**old, name: changed}}
+            yield {**value, key: {**old, "stablehlo.tan": 1} if key == "ops" else {}}
+        elif key == "parts":
+            yield {**value, key: old[1:]}
+            yield {**value, key: old[::-1]}
+            for index in range(5):
+                part = list(old[0])
+                part[index] = {0: "kernel", 1: "x", 2: "0" * 16}.get(index, 77)
+                yield {**value, key: [part, *old[1:]]}
+        else:
+            yield {**value, key: {"level": "inlined", "digest": "0" * 64}.get(key, f"{old}x")}
+
+
+def test_every_edit_by_hand_is_noticed():
+    value = json.loads(written(snapshot_of(program(), "exact", "moe")))
+    tried = list(edits(value))
+    assert len(tried) > 15
+    for changed in tried:
+        assert changed != value
+        with pytest.raises(InputError, match=r"x: not a whole snapshot .*; accept it again"):
+            read(json.dumps(changed).encode(), "x")
+    assert read(json.dumps(value).encode(), "x") == snapshot_of(program(), "exact", "moe")
+
+
+@pytest.mark.parametrize("digest", ["g" * 64, "A" * 64, "0" * 63, " " + "0" * 63, "0" * 63 + "\n"])
+def test_a_digest_is_hexadecimal(digest):
+    made = replace(snapshot_of(program(), "exact", "moe"), digest=digest)
+    with pytest.raises(InputError, match="its digest"):
+        read(written(made).encode(), "x")
+
+
+def test_a_key_twice_is_none():
+    text = written(snapshot_of(program(), "exact", "moe"))
+    with pytest.raises(InputError, match="a key twice"):
+        read(text.replace(' "of":', ' "of": "other",\n "of":').encode(), "x")
+
+
+def test_an_edited_one_neither_holds_nor_breaks(kept):
+    check(kept, program(), "accept", "moe")
+    (path,) = kept.folder.iterdir()
+    path.write_text(path.read_text().replace('"stablehlo.sine": 1', '"stablehlo.sine": 7'))
+    found = check(kept, program(), "check", "moe")
+    assert found.state == "undecided"
+    assert "edited" in found.messages[0]
+    assert check(kept, program(), "accept", "moe").state == "holds"
+    assert check(kept, program(), "check", "moe").messages == ()
 
 
 @pytest.mark.parametrize(
@@ -103,8 +156,8 @@ def test_changes_are_placed():
         lean,
         forms={"exact": replace(lean.forms["exact"], sections=lean.forms["exact"].sections[:1])},
     )
-    assert said(program(), lean)[0] == "function norm is gone (1 operations)"
-    assert said(lean, program())[0] == "function norm is new (1 operations)"
+    assert said(program(), lean)[0] == "function norm is gone (1 operation)"
+    assert said(lean, program())[0] == "function norm is new (1 operation)"
     renumbered = program(main=[line.replace("@f1", "@f2") for line in MAIN])
     assert said(program(), renumbered)[0].startswith("each function and kernel by itself is the")
     form = program().forms["exact"]

@@ -536,6 +536,12 @@ def test_a_call_without_a_configuration_needs_no_note(normal):
     assert diff(one, one).notes == ()
 
 
+def test_a_partitioner_in_python_is_unknown_whatever_its_address(normal):
+    found = foreign(normal, 'backend_config = "1234"', "CustomSPMDPartitioning")
+    assert [u.construct for u in found.unknowns] == ["custom call CustomSPMDPartitioning"]
+    assert diff(found, found).verdict is Verdict.UNKNOWN
+
+
 # By the other route, where libtpu is installed
 
 

@@ -10,8 +10,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding, PartitionSpec
 
+from relower import optimize
 from relower.lowering import LEVELS, InputError, case, load_case, lower
 from relower.lowering.change import Verdict
 from relower.lowering.diff import diff
@@ -449,3 +451,49 @@ def test_mutable_state_keeps_its_order():
 
     one, other = writes(jnp.sin, jnp.cos), writes(jnp.cos, jnp.sin)
     assert all(forms(one)[level] != forms(other)[level] for level in LEVELS)
+
+
+FACTOR = 2.0
+
+
+def _scale_kernel(x, out):
+    out[...] = x[...] * FACTOR
+
+
+@jax.custom_vjp
+def _scaled(x):
+    return x * FACTOR
+
+
+_scaled.defvjp(lambda x: (x * FACTOR, None), lambda _, g: (g * FACTOR,))
+_INNER = jax.jit(lambda x: x * FACTOR)
+READS_A_GLOBAL = {
+    "function": lambda x: x * FACTOR,
+    "jitted": jax.jit(lambda x: x * FACTOR),
+    "jit inside": lambda x: _INNER(x) + 1,
+    "scan": lambda x: jax.lax.scan(lambda c, _: (c * FACTOR, None), x, length=3)[0],
+    "remat": jax.checkpoint(lambda x: x * FACTOR),
+    "custom_vjp": jax.grad(lambda x: _scaled(x).sum()),
+    "kernel": lambda x: pl.pallas_call(_scale_kernel, out_shape=x)(x),
+    "optimized": optimize(lambda x: x * FACTOR),
+}
+
+
+@pytest.mark.parametrize("name", READS_A_GLOBAL)
+def test_what_a_function_reads_while_it_is_traced_is_read_again(monkeypatch, name):
+    """jax keeps traces by function and types; a flag that changed in between must be seen."""
+    x = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    before, again = (lower(READS_A_GLOBAL[name], x, levels=("exact",)) for _ in range(2))
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3.0)
+    after = lower(READS_A_GLOBAL[name], x, levels=("exact",))
+    assert diff(before, again).verdict is Verdict.IDENTICAL
+    assert diff(before, after).verdict is Verdict.DIFFERENT
+
+
+def test_what_was_traced_outside_stays_traced():
+    traces = []
+    fn = jax.jit(lambda x: (traces.append(1), x * 2)[1])
+    fn(1.0)
+    lower(fn, jax.ShapeDtypeStruct((), jnp.float32), levels=("exact",))
+    fn(1.0)
+    assert len(traces) == 2

@@ -358,3 +358,52 @@ def test_a_config_is_compared_to_the_last_digit(digests, one, two):
 
     assert set(digests(module(one)).values()).isdisjoint(digests(module(two)).values())
     assert digests(module("0.25")) == digests(module("0.25"))
+
+
+CALLS = """
+module @jit_step {{
+  func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {{
+    %0 = func.call @"{name}"(%a) : (tensor<4xf32>) -> tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }}
+  func.func private @"{name}"(%a: tensor<4xf32>) -> tensor<4xf32> {{
+    %0 = stablehlo.sine %a : tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }}
+}}
+"""
+
+
+def test_the_names_that_shardy_knows_functions_by_mean_something(digests):
+    """After its round trip, `xla.sdy.manual_computation_body` is no function like any other."""
+    plain, other = (digests(CALLS.format(name=name)) for name in ("body", "scale"))
+    assert plain == other
+    names = ("xla.sdy.manual_computation_body", "xla.sdy.inlinable_manual_computation_body")
+    one, two = (digests(CALLS.format(name=name)) for name in names)
+    again = digests(CALLS.format(name=f"{names[0]}_7"))  # the number says nothing
+    for level in LEVELS:
+        assert len({plain[level], one[level], two[level]}) == 3
+        assert again[level] == one[level]
+
+
+KERNEL_CALL = """
+module @jit_step {{
+  func.func public @main(%a: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {{
+    %0 = stablehlo.custom_call @tpu_custom_call(%a) {{
+      backend_config = "{{\\22custom_call_config\\22: {{\\22body\\22: \\22AA==\\22, \\22collective_id\\22: {0}}}}}"
+    }} : (tensor<4xf32>) -> tensor<4xf32>
+    %1 = stablehlo.custom_call @tpu_custom_call(%0) {{
+      backend_config = "{{\\22custom_call_config\\22: {{\\22body\\22: \\22AA==\\22, \\22collective_id\\22: {1}}}}}"
+    }} : (tensor<4xf32>) -> tensor<4xf32>
+    return %0, %1 : tensor<4xf32>, tensor<4xf32>
+  }}
+}}
+"""  # noqa: E501
+
+
+def test_only_numbers_are_collective_ids(digests):
+    assert digests(KERNEL_CALL.format(1, 2)) == digests(KERNEL_CALL.format(7, 3))
+    texts = [(1, 2), (1, 1), ("true", 2), (-1, 2), (-2, 2), ("null", 2), ("\\22x\\22", 2)]
+    found = [digests(KERNEL_CALL.format(*ids)) for ids in texts]
+    for level in LEVELS:
+        assert len({each[level] for each in found}) == len(texts)

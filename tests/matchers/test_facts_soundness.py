@@ -18,14 +18,13 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from relower.compat import jaxprs
-from relower.matchers import order, transfer, transfer_numeric
+from relower.matchers import crossing, transfer, transfer_numeric
 from relower.matchers.assume_range import assume_range
-from relower.matchers.fact import UNKNOWN, Affine, Constant, Fact, integer
+from relower.matchers.fact import Affine, Constant, Fact, integer
 from relower.matchers.facts import Analysis
-from relower.matchers.graph import Dataflow
-from relower.matchers.order import is_sorted
 
 SHAPE = (3, 4)
+DEVICES = 3
 DTYPES = ("int8", "uint8", "int16", "int32", "uint32", "bool")
 
 
@@ -42,7 +41,7 @@ def holds(fact: Fact, value) -> bool:
     ):
         return False
     if x.dtype.kind not in "iub":
-        if fact.affine is not None or fact.permutation is not None:
+        if fact.affine is not None or fact.permutation is not None or fact.rising:
             return False
         if fact.lo is None or fact.hi is None:
             return fact.lo is fact.hi
@@ -61,6 +60,8 @@ def holds(fact: Fact, value) -> bool:
             return False
         if fact.affine.offset not in (None, offsets.flat[0]):
             return False
+    if any((np.diff(x, axis=d) < 0).any() for d in fact.rising):
+        return False
     if fact.permutation is not None:
         n = x.shape[fact.permutation]
         ordered = np.moveaxis(np.sort(x, axis=fact.permutation), fact.permutation, -1)
@@ -184,6 +185,8 @@ STEPS = {
     "checkpoint": run_call,
     "remat2": run_call,
     "custom_jvp_call": run_call,
+    "custom_vjp_call": run_call,
+    "custom_vjp_call_jaxpr": run_call,
     "cond": run_cond,
     "while": run_while,
     "scan": run_scan,
@@ -490,7 +493,7 @@ def program(steps):
         values = list(values)
         for name, i, j, k in steps:
             x, y = values[-1 - i % len(values)], values[-1 - j % len(values)]
-            values.append({**OPERATIONS, **PLACES, **RISING}[name](x, y, k))
+            values.append({**OPERATIONS, **PLACES, **RISING, **CROSSING}[name](x, y, k))
         return tuple(values)
 
     return fn
@@ -546,7 +549,6 @@ def test_each_operation_on_each_type(name):
 
 # On devices: each has its rows and knows its place.
 
-DEVICES = 3
 PLACES = {
     "place_minus_first": no_bool(lambda x, y, k: x - literal(x, 4) * place(x)),
     "place_place": lambda x, y, k: jnp.broadcast_to(place(x), SHAPE),
@@ -629,7 +631,7 @@ def test_a_wrong_claim_of_a_place_is_found(monkeypatch):
             check_sharded([("place_place", 0, 0, 0)], ("int32", "int8"))
 
 
-# What is asked of a program beside its facts: whether something is sorted.
+# Order: steps that keep or lose it.
 
 RISING = {
     "rising_sort": lambda x, y, k: jnp.sort(x, axis=k % 2),
@@ -637,42 +639,47 @@ RISING = {
     "rising_sorted_by": lambda x, y, k: lax.sort((like(y, x), x), k % 2, num_keys=1)[1],
     "rising_running_sum": no_bool(lambda x, y, k: jnp.cumsum(x, axis=k % 2, dtype=x.dtype)),
     "rising_running_max": no_bool(lambda x, y, k: lax.cummax(x, k % 2)),
+    "rising_max_from_the_end": no_bool(lambda x, y, k: lax.cummax(x, k % 2, reverse=True)),
+    "rising_running_min": no_bool(lambda x, y, k: lax.cummin(x, k % 2, reverse=k % 3 == 0)),
     "rising_sum_from_the_end": no_bool(lambda x, y, k: lax.cumsum(x, k % 2, reverse=True)),
+    "rising_sum_of_negatives": no_bool(
+        lambda x, y, k: lax.cumsum(-jnp.clip(x, literal(x, 0), literal(x, 9)), 1, reverse=True)
+    ),
     "rising_clipped": no_bool(lambda x, y, k: jnp.clip(x, literal(x, -1), literal(x, 3))),
+    "rising_clipped_by": no_bool(lambda x, y, k: lax.clamp(like(y, x), x, x)),
     "rising_divided": no_bool(lambda x, y, k: x // literal(x, max(abs(k), 1))),
+    "rising_quotient": no_bool(lambda x, y, k: lax.div(x, literal(x, k) | 1)),
     "rising_shifted": no_bool(lambda x, y, k: x >> literal(x, abs(k) % 4)),
     "rising_added": no_bool(lambda x, y, k: x + like(y, x)),
+    "rising_less": no_bool(lambda x, y, k: jnp.clip(x, literal(x, 0), literal(x, 9)) - like(y, x)),
+    "rising_less_rows": no_bool(
+        lambda x, y, k: jnp.clip(x, literal(x, 0), literal(x, 9))
+        - lax.broadcasted_iota(x.dtype, SHAPE, k % 2)[::-1]
+    ),
     "rising_scaled": no_bool(lambda x, y, k: x * literal(x, k)),
+    "rising_product": no_bool(lambda x, y, k: x * like(y, x)),
     "rising_narrowed": lambda x, y, k: x.astype(jnp.int8),
     "rising_unsigned": lambda x, y, k: x.astype(jnp.uint32),
+    "rising_bits": lambda x, y, k: lax.bitcast_convert_type(x.astype(jnp.int32), jnp.uint32),
     "rising_greater": no_bool(lambda x, y, k: jnp.maximum(x, like(y, x))),
     "rising_turned": lambda x, y, k: x.T.reshape(SHAPE),
     "rising_backwards": lambda x, y, k: jnp.flip(x, k % 2),
     "rising_rows": lambda x, y, k: lax.broadcasted_iota(jnp.int32, SHAPE, k % 2),
     "rising_small": no_bool(lambda x, y, k: jnp.clip(x, literal(x, 0), literal(x, 9))),
-}
-
-
-def sorted_claims(steps, dtypes, seed=0):
-    """Checks each claim that a value of the program is sorted; how many there are."""
-    batches = list(inputs(dtypes, seed))
-    fn = program(steps)
-    closed = jax.make_jaxpr(fn)(*batches[0])
-    root = Dataflow(closed, Analysis(), (UNKNOWN,) * len(closed.jaxpr.invars)).root
-    claimed = [
-        (i, axis)
-        for i, out in enumerate(closed.jaxpr.outvars)
-        for axis in range(len(SHAPE))
-        if is_sorted(root, out, axis)
-    ]
-    for arrays in batches:
-        found = fn(*arrays)
-        for i, axis in claimed:
-            wide = np.asarray(found[i]).astype(np.int64)
-            assert (np.diff(wide, axis=axis) >= 0).all(), (steps, i, axis)
-    return len(claimed)
-
-
+    "rising_repeated": lambda x, y, k: jnp.tile(x[:, :2], (1, 2)) if k % 2 else jnp.tile(
+        x[:1], (3, 1)),
+    "rising_joined": lambda x, y, k: jnp.concatenate([x[:, :2], like(y, x)[:, 2:]], 1),
+    "rising_stacked": lambda x, y, k: jnp.stack([x[0], like(y, x)[1], x[2]], k % 2).reshape(SHAPE),
+    "rising_again": lambda x, y, k: lax.sort(
+        (x, like(y, x)), k % 2, num_keys=1, is_stable=k % 3 > 0)[1],
+    "rising_table": lambda x, y, k: x[0].at[index_of(y) + k % 3].get(
+        mode=("clip", "fill")[k % 2]),
+    "rising_in_bounds": lambda x, y, k: x[0][index_of(y) & 3],
+    "rising_places": no_bool(lambda x, y, k: jnp.searchsorted(x[0], like(y, x))),
+    "rising_chosen": lambda x, y, k: jnp.where(x > like(y, x), x, like(y, x)),
+    "rising_either": lambda x, y, k: lax.cond(x[0, 0] > literal(x, k), lambda a, b: a,
+                                             lambda a, b: b, x, like(y, x)),
+}  # fmt: skip
 RISE = st.tuples(st.sampled_from(sorted(RISING)), st.integers(0, 2), st.integers(0, 2), LITERALS)
 
 
@@ -688,30 +695,215 @@ RISE = st.tuples(st.sampled_from(sorted(RISING)), st.integers(0, 2), st.integers
     seed=st.integers(0, 1000),
 )
 def test_what_is_called_sorted_is(steps, dtypes, seed):
-    sorted_claims(steps, dtypes, seed)
+    check(steps, dtypes, seed)
 
 
 @pytest.mark.parametrize("name", sorted(RISING))
 def test_each_operation_on_something_sorted(name):
     claims = 0
-    for dtype in ("int8", "uint8", "int32", "uint32"):
+    for dtype in ("int8", "uint32"):
         for k in (0, 1, 3, 127, -1):
-            claims += sorted_claims([("rising_sort", 0, 0, k), (name, 0, 0, k)], (dtype, "int8"))
-            claims += sorted_claims(
-                [("rising_small", 0, 0, 0), ("rising_sort", 0, 0, k), (name, 0, 1, k)],
-                (dtype, "int8"),
-            )
+            sorted_first = [("rising_small", 0, 0, 0), ("rising_sort", 0, 0, k)]
+            for first in (sorted_first[1:], sorted_first):
+                found = check([*first, (name, 0, k % 2, k)], (dtype, "int8"))
+                claims += sum(bool(f.rising) for f in found.outputs)
     assert claims  # at least of the sort itself
 
 
 def test_a_wrong_claim_of_order_is_found(monkeypatch):
     """Sums of anything taken for rising are caught."""
-    steps = [("rising_running_sum", 0, 0, 0)]
-    assert not sorted_claims(steps, ("int8", "int8"))
-    always = {p: lambda made, axis, depth: True for p in order._rules()}
-    monkeypatch.setattr(order, "_rules", lambda: always)
-    with pytest.raises(AssertionError):
-        sorted_claims(steps, ("int8", "int8"))
+    rule = lambda eqn, facts: Fact(rising=(eqn.params["axis"],))
+    check([("rising_running_sum", 0, 0, 0)], ("int8", "int8"))
+    monkeypatch.setitem(transfer.rules(), lax.cumsum_p, (rule, True))
+    with pytest.raises(Broken, match="cumsum"):
+        check([("rising_running_sum", 0, 0, 0)], ("int8", "int8"))
+
+
+# Across the boundaries of bodies: order, masks and what they tell of a value's window.
+
+
+def between(x, k):
+    return (x >= literal(x, 0)) & (x < literal(x, abs(k)))
+
+
+def own(x, m, k):
+    """What a mask selects; nothing else of it is known inside the body that it came to."""
+    return jnp.where(m, x, literal(x, 0))
+
+
+def rows_of(x):
+    return lax.cummax(x, 1)
+
+
+def in_scan(x, y, k):
+    m, up = between(x, k), rows_of(x)
+    step = lambda c, row: (c, (own(x, m, k) + like(row, x) * literal(x, 0), up))
+    (found, kept) = lax.scan(step, 0, like(y, x))[1]
+    return found[0], kept[1]
+
+
+def in_scan_slices(x, y, k):
+    step = lambda c, xs: (c, (own(xs[0], xs[1], k), xs[2]))
+    return lax.scan(step, 0, (x, between(x, k), rows_of(x)))[1]
+
+
+def in_scan_backwards(x, y, k):
+    """Sorted all the way: a carried value joins with what the body makes of it."""
+    step = lambda c, row: (jnp.minimum(c, rows_of(row[None])), between(row, k))
+    carried, masks = lax.scan(step, rows_of(x[:1]), x, reverse=True)
+    return own(x, masks, k), jnp.broadcast_to(carried, SHAPE)
+
+
+def out_of_scan(x, y, k):
+    def step(c, row):
+        more = row + literal(x, 1)
+        return c, (more, between(more, k), row)
+
+    rows, masks, same = lax.scan(step, 0, x)[1]
+    return own(rows, masks, k), rows_of(same)
+
+
+def in_while(x, y, k):
+    m, up = between(x, k), rows_of(x)
+    step = lambda s: (s[0] + 1, own(x, m, k), jnp.maximum(s[2], up))
+    return lax.while_loop(lambda s: s[0] < 2, step, (0, x * literal(x, 0), up))[1:]
+
+
+def in_cond(x, y, k):
+    m, up = between(x, k), rows_of(x)
+    yes = lambda x, m, up: (own(x, m, k), up)
+    no = lambda x, m, up: (own(x, m, 2 * k), up + literal(up, 0))
+    return lax.cond(index_of(y)[0, 0] > 0, yes, no, x, m, up)
+
+
+def out_of_cond(x, y, k):
+    yes = lambda x: (between(x, k), rows_of(x))
+    no = lambda x: (between(x, k // 2), lax.sort(x, 1))
+    m, up = lax.cond(index_of(y)[0, 0] > 0, yes, no, x)
+    return own(x, m, k), up
+
+
+def in_remat(x, y, k):
+    inner = jax.checkpoint(lambda x, m, up: (own(x, m, k), up))
+    return inner(x, between(x, k), rows_of(x))
+
+
+def out_of_call(x, y, k):
+    """The value is made where the mask is."""
+    less = lambda x, up: (x, between(x, k), up)
+    less, m, up = jax.jit(lambda x: less(x - literal(x, 1), rows_of(x)))(x)
+    return own(less, m, k), up
+
+
+def custom(kind):
+    def step(x, y, k):
+        def inner(x, m, up):
+            return own(x, m, k), up
+
+        fn = kind(inner)
+        if kind is jax.custom_jvp:
+            fn.defjvp(lambda primals, tangents: (fn(*primals), fn(*primals)))
+        else:
+            fn.defvjp(lambda *args: (inner(*args), None), lambda res, ct: (ct[0], None, ct[1]))
+        return fn(x, between(x, k), rows_of(x))
+
+    return step
+
+
+def in_shard_map(x, y, k):
+    mesh = jax.sharding.AbstractMesh((DEVICES,), ("e",), axis_types=(AxisType.Auto,))
+    inner = lambda x, m, up: (own(x, m, k), up)
+    fn = jax.shard_map(inner, mesh=mesh, in_specs=P("e"), out_specs=P("e"), check_vma=False)
+    return fn(x, between(x, k), rows_of(x))
+
+
+def out_of_shard_map(x, y, k):
+    mesh = jax.sharding.AbstractMesh((DEVICES,), ("e",), axis_types=(AxisType.Auto,))
+    inner = lambda x: (x, between(x, k), lax.sort(x, 1))
+    fn = jax.shard_map(inner, mesh=mesh, in_specs=P("e"), out_specs=P("e"), check_vma=False)
+    x, m, up = fn(x)
+    return own(x, m, k), up
+
+
+CROSSED = {
+    "in_scan": in_scan,
+    "in_scan_slices": in_scan_slices,
+    "in_scan_backwards": in_scan_backwards,
+    "out_of_scan": out_of_scan,
+    "in_while": in_while,
+    "in_cond": in_cond,
+    "out_of_cond": out_of_cond,
+    "in_remat": in_remat,
+    "out_of_call": out_of_call,
+    "in_custom_jvp": custom(jax.custom_jvp),
+    "in_custom_vjp": custom(jax.custom_vjp),
+    "in_shard_map": in_shard_map,
+    "out_of_shard_map": out_of_shard_map,
+    "assumed": lambda x, y, k: (
+        (lambda x: own(x, between(x, k), k))(assume_range(x % literal(x, 126), 0, 127)),
+        assume_range(rows_of(x & literal(x, 7)), 0, 7)),
+}  # fmt: skip
+CROSSING = {
+    **{f"{n}_window": no_bool(lambda x, y, k, f=f: f(x, y, k)[0]) for n, f in CROSSED.items()},
+    **{f"{n}_order": no_bool(lambda x, y, k, f=f: f(x, y, k)[1]) for n, f in CROSSED.items()},
+}
+
+
+@pytest.mark.parametrize("name", sorted(CROSSING))
+def test_order_and_windows_cross(name):
+    """What is known on one side is known on the other, and it holds there."""
+    for dtype in ("int8", "int32"):
+        facts = check([(name, 0, 1, 100)], (dtype, "int8"))
+        found = facts.outputs[-1]
+        if name.endswith("window"):
+            wide = 199 if name.startswith("in_cond") and dtype == "int32" else 99
+            assert found.within(0, wide if dtype == "int32" else 127), found
+            assert found.hi in (99, 127, 199)
+        else:
+            assert found.rises(1, SHAPE[1])
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+@given(
+    steps=st.lists(
+        st.one_of(
+            RISE,
+            STEP,
+            st.tuples(st.sampled_from(sorted(CROSSING)), st.integers(0, 2), st.integers(0, 2),
+                      LITERALS),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    dtypes=st.tuples(st.sampled_from(DTYPES), st.sampled_from(DTYPES)),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_what_crosses_a_boundary_holds_there(steps, dtypes, seed):
+    check(steps, dtypes, seed)
+
+
+def test_a_mask_of_other_places_is_found(monkeypatch):
+    """Masks taken to tell of whichever array came along are caught."""
+    names = crossing.Crossing._operands
+    turned = lambda self, eqn, entered, like: [
+        (outer, inner) for (outer, _), (_, inner) in
+        zip(names(self, eqn, entered, like), names(self, eqn, entered, like)[::-1])
+    ]  # fmt: skip
+    monkeypatch.setitem(
+        CROSSING, "in_remat_window",
+        no_bool(lambda x, y, k: jax.checkpoint(lambda x, m, z: own(z, m, k))(
+            x, between(x, k), jnp.flip(x, 0))),
+    )  # fmt: skip
+    steps = [("in_remat_window", 0, 0, 9)]
+    check(steps, ("int8", "int8"))
+    monkeypatch.setattr(crossing.Crossing, "_operands", turned)
+    with pytest.raises(Broken):
+        check(steps, ("int8", "int8"))
 
 
 def test_a_wrong_rule_is_found(monkeypatch):
@@ -739,6 +931,7 @@ def test_a_wrong_rule_is_found(monkeypatch):
         (Fact(affine=Affine(None, (1,))), [3, 5]),
         (Fact(affine=Affine(1, (1,))), [0, 1]),
         (Fact(permutation=0), [0, 0]),
+        (Fact(rising=(0,)), [0, 1, 0]),
         (Fact(constant=Constant.of(0.0)), np.array([0.0, -0.0])),
         (Fact(constant=Constant.of(1)), [1, 0]),
         (Fact(0, 2), [0.0, 2.5]),

@@ -6,21 +6,16 @@ import numpy as np
 import pytest
 from jax import lax
 
-from relower.compat import jaxprs
-from relower.matchers.fact import UNKNOWN
 from relower.matchers.facts import Analysis
-from relower.matchers.graph import Dataflow
-from relower.matchers.order import is_sorted
 
 X = np.array([[5, -3, 7, 7], [2**31 - 1, -(2**31), 0, 1], [3, 2, 1, 0]], np.int32)
 
 
 def claims(fn):
     """Whether the result is known to be sorted along its last axis; its values."""
-    closed = jax.make_jaxpr(fn)(X)
-    root = Dataflow(closed, Analysis(), (UNKNOWN,) * len(jaxprs.invars(closed))).root
-    (out,) = jaxprs.opened(root.body).outvars
-    return is_sorted(root, out, out.aval.ndim - 1), np.asarray(fn(X)).astype(np.int64)
+    (fact,) = Analysis().enter(jax.make_jaxpr(fn)(X)).outputs
+    values = np.asarray(fn(X)).astype(np.int64)
+    return fact.rises(values.ndim - 1, values.shape[-1]), values
 
 
 def ordered(x):

@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 
 from relower.compat import jaxprs
+from relower.matchers.assume_range import assume_range
 from relower.matchers.fact import UNKNOWN
 from relower.matchers.facts import Analysis
 from relower.matchers.graph import Dataflow
@@ -25,8 +26,8 @@ def window(fn):
         return None
     if isinstance(found.lo, int):
         return found.lo, found.width
-    assert found.lo.atom is jaxprs.opened(root.body).invars[1]
-    return "s", found.width
+    scalar = jaxprs.opened(root.body).invars[1]
+    return ("s" if found.lo.atom is scalar else "other"), found.width
 
 
 WINDOWS = {
@@ -98,3 +99,43 @@ def test_where_the_mask_holds_the_key_is_in_the_window(name):
             lo = s if found[0] == "s" else found[0]
             for key, held in zip(keys.tolist(), fn(keys, jnp.int32(s)).tolist(), strict=True):
                 assert not held or lo <= key < lo + found[1], (s, key)
+
+
+def few(s):
+    """A scalar that no product of which overflows."""
+    return assume_range(s, 0, 7)
+
+
+PRODUCTS = {
+    "next_one": (lambda k, s: (k >= few(s) * 4) & (k < (few(s) + 1) * 4), (0, 4)),
+    "plus": (lambda k, s: (k >= few(s) * 4) & (k < few(s) * 4 + 4), (0, 4)),
+    "closed": (lambda k, s: (k >= 4 * few(s)) & (k <= (few(s) + 1) * 4 - 1), (0, 4)),
+    "less_one": (lambda k, s: (k >= (few(s) - 1) * 4) & (k < 4 * few(s)), (-4, 4)),
+    "from_the_start": (
+        lambda k, s: (few(k) - few(s) * 4 >= 0) & (few(k) - few(s) * 4 < 4), (0, 4)),
+    "two_steps": (lambda k, s: (k >= (few(s) * 2 + 1) * 3) & (k < few(s) * 6 + 5), (3, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(PRODUCTS))
+def test_windows_that_start_at_a_product(name):
+    fn, (offset, width) = PRODUCTS[name]
+    assert window(fn) == ("other", width)
+    factor = 6 if name == "two_steps" else 4
+    for s in range(8):
+        keys = jnp.arange(-8, 64, dtype=jnp.int32)
+        keys = jnp.clip(keys, 0, 7) if name == "from_the_start" else keys
+        for key, held in zip(keys.tolist(), fn(keys, jnp.int32(s)).tolist(), strict=True):
+            assert not held or s * factor + offset <= key < s * factor + offset + width, (s, key)
+
+
+@pytest.mark.parametrize("fn", [
+    lambda k, s: (k >= s * 4) & (k < (s + 1) * 4),  # may overflow
+    lambda k, s: (k >= few(s) * 4) & (k < few(s) * 3),
+    lambda k, s: (k >= few(s) * 4) & (k < (few(s) + 1) * 3 + 7),
+    lambda k, s: (k > few(s) * 4) & (k < few(s) * 4 + 4),  # nothing holds what it starts at
+    lambda k, s: (k >= few(s) * -4) & (k < few(s) * -4 + 4),
+    lambda k, s: (k >= few(s) * few(s)) & (k < few(s) * few(s) + few(s)),
+])  # fmt: skip
+def test_no_window_from_other_products(fn):
+    assert widest(fn) is None

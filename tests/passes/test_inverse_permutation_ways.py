@@ -320,17 +320,25 @@ def test_windows(same, eqns_of, mask):
         same(fn, (KEYS + shift) % E, passes=[NAME])
 
 
-def test_every_shard_counts_its_own_experts(equal_bits, eqns_of):
+OWN = {
+    "start and size": lambda k, i, n: (k >= i() * n) & (k < i() * n + n),
+    "this and the next": lambda k, i, n: (k >= i() * n) & (k < (i() + 1) * n),
+    "by the difference": lambda k, i, n: (k - i() * n >= 0) & (k - i() * n < n),
+    "where, nested": lambda k, i, n: ~((k < n * i()) | (k > n * i() + (n - 1))),
+}
+
+
+@pytest.mark.parametrize("spelling", OWN)
+def test_every_shard_counts_its_own_experts(equal_bits, eqns_of, spelling):
     experts, shards = 8, 4
     mesh = jax.make_mesh((shards,), ("e",), axis_types=(AxisType.Auto,))
     mine = experts // shards
 
     def local(keys):
         keys = assume_range(keys, 0, experts - 1)
-        start = lax.axis_index("e") * mine
         inverse = jnp.argsort(jnp.argsort(keys))
-        place = jnp.where((keys >= start) & (keys < start + mine), inverse, -1)
-        return place[None]
+        own = OWN[spelling](keys, lambda: lax.axis_index("e"), mine)
+        return jnp.where(own, inverse, -1)[None]
 
     keys = np.random.RandomState(0).randint(0, experts, 999).astype(np.int32)
     for check_vma in (True, False):

@@ -11,8 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from relower import explain, optimize
 from relower.matchers import collectives
-from relower.passes import packed_all_gather
-from relower.passes.parts import joined
+from relower.passes.parts import collective_site, joined
 
 NAME = "packed_all_gather"
 ONE = {NAME: 1}
@@ -613,7 +612,7 @@ def test_a_gather_that_nobody_reads_is_left_alone():
 
 
 def test_declines_a_param_that_it_does_not_know(monkeypatch, why):
-    for module in (collectives, packed_all_gather):
+    for module in (collectives, collective_site):
         monkeypatch.setattr(module, "PARAMS", collectives.PARAMS - {"tiled"})
     found = declined(why, lambda x, i: (gather(x), gather(i)))
     assert [f for (f,) in found] == [

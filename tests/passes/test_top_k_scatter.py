@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from relower import PassNotApplicable, explain, optimize
+from relower.matchers import scattered
 from relower.passes import registry, top_k_scatter
 
 NAME = "top_k_scatter"
@@ -389,16 +390,92 @@ def test_any_choice(drawn):
     assert_numbers(optimize(fn, contract="value")(scores, ct), fn(scores, ct))
 
 
-def test_rows_are_batched_and_not_named_by_an_index():
-    """What its page says of which scatters are candidates."""
+# --- rows named by an index -----------------------------------------------------------------------
 
-    def batched(x):
-        values, ids = lax.top_k(x, K)
-        return jax.vmap(lambda ids, v: jnp.zeros(E).at[ids].add(v))(ids, values)
+ROWS = np.arange(T)[:, None]
 
-    def two_columns(x):
-        values, ids = lax.top_k(x, K)
-        return jnp.zeros_like(x).at[jnp.arange(T)[:, None], ids].add(values)
 
-    equal(batched, SCORES, applied=ONE)
-    assert not explain(two_columns, SCORES, passes=[NAME], contract="value").sites
+def named(rows=lambda: jnp.arange(T)[:, None], shape=(T, E), mode=None, change=lambda ids: ids):
+    """``zeros.at[rows, ids].add(values)``."""
+
+    def fn(scores, ct):
+        ids = change(lax.top_k(scores, K)[1])
+        return jnp.zeros(shape).at[rows(), ids].add(ct, mode=mode)
+
+    return fn
+
+
+def turned(scores, ct):
+    ids = lax.top_k(scores, K)[1]
+    return jnp.zeros((E, T)).at[ids, jnp.arange(T)[:, None]].add(ct)
+
+
+def one_of_a_row(scores, ct):
+    return jnp.zeros((T, E)).at[jnp.arange(T), jnp.argmax(scores, -1)].add(ct[:, 0])
+
+
+def stacked(scores, ct):
+    pair = jnp.stack([scores, -scores])
+    ids = lax.top_k(pair, K)[1]
+    two, rows = jnp.arange(2)[:, None, None], jnp.arange(T)[:, None]
+    return jnp.zeros((2, T, E)).at[two, rows, ids].add(jnp.stack([ct, 2 * ct]))
+
+
+NAMED = {
+    "rows first": named(),
+    "a constant": named(lambda: ROWS),
+    "ids first": turned,
+    "one choice": one_of_a_row,
+    "two axes of rows": stacked,
+    "dropped": named(mode="drop", change=lambda ids: jnp.where(ids == 2, E, ids)),
+    "batched too": lambda s, ct: jax.vmap(named())(jnp.stack([s, -s]), jnp.stack([ct, ct + 1])),
+    "in a call": lambda s, ct: jax.jit(named())(s, ct) + 1,
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_rows_named_by_an_index(name):
+    equal(NAMED[name], SCORES, CT, applied=ONE)
+    assert not count(optimize(NAMED[name], passes=[NAME], contract="value"), SCORES, CT)
+
+
+def count(fn, *args):
+    return str(jax.make_jaxpr(fn)(*args)).count("scatter-add[")
+
+
+OTHER_ROWS = {
+    "backwards": named(lambda: jnp.arange(T)[::-1, None]),
+    "shifted": named(lambda: jnp.arange(T)[:, None] + 1, (T + 1, E)),
+    "not all": named(shape=(T + 1, E)),
+    "too many": named(shape=(T - 1, E)),
+    "in pairs": named(lambda: jnp.arange(T)[:, None] // 2),
+    "of choices": named(lambda: jnp.arange(K)[None], (K, E)),
+    "unknown": lambda s, ct: named(lambda: (s[:, :1] * 0).astype(int))(s, ct),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ROWS)
+def test_declines_other_rows(name):
+    """Rows not known to be counted up: some are named twice, or not at all."""
+    equal(OTHER_ROWS[name], SCORES, CT, applied={})
+
+
+def test_declines_choices_of_rows_named_by_an_index():
+    ids = lambda ids: ids // 2
+    assert codes(equal(named(change=ids), SCORES, CT, applied={})) == [["not-chosen"]]
+    clipped = named(shape=(T, 4), mode="clip")
+    assert codes(equal(clipped, SCORES, CT, applied={})) == [["clipped"]]
+
+
+def test_many_choices():
+    """More than are selected one after another."""
+    scores = np.random.RandomState(2).randint(-3, 4, (T, 40)).astype(np.float32)
+    ct = np.random.RandomState(3).randint(-8, 9, (T, 17)).astype(np.float32)
+    equal(transposed(top(17)), scores, ct, applied=ONE)
+
+
+def test_rows_taken_for_counted_are_caught(monkeypatch):
+    monkeypatch.setattr(scattered, "_counts_up", lambda scope, column, size, paired: (
+        0 if column.aval.shape[0] == size and 0 not in paired.values() else None))  # fmt: skip
+    with pytest.raises(AssertionError, match="differs as numbers"):
+        equal(OTHER_ROWS["backwards"], SCORES, CT)

@@ -1,0 +1,101 @@
+"""What a gate compares: programs to lower, cells that expect something of them, and the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..lowering.program import Level
+from .budget import Budget
+from .child import PassSet
+
+Kind = Literal["identical", "differs", "snapshot"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One program to lower: a variant under a pass set."""
+
+    program: str
+    variant: str
+    pass_set: str
+    spec: str
+    args: tuple[str, ...]
+    mesh: tuple[tuple[str, int], ...] | None
+    passes: PassSet
+    target: str | None
+    route: str | None
+    inputs: tuple[str, ...] = ()
+    """Patterns of files that the case reads besides its sources."""
+
+    @property
+    def name(self) -> str:
+        """``variant`` or ``variant+passes``."""
+        return self.variant if self.pass_set == "none" else f"{self.variant}+{self.pass_set}"
+
+    @property
+    def work(self) -> tuple[Any, ...]:
+        """Equal for nodes that are one lowering."""
+        where = (self.target, self.route)
+        return (self.spec, self.args, self.mesh, self.passes, *where, self.inputs)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One expectation."""
+
+    program: str
+    node: Node
+    other: Node | None
+    """What it is compared with; None is its snapshot."""
+    identical: bool
+    """Must be identical; else must differ."""
+    level: Level
+    only_in: tuple[str, ...] = ()
+    kernels: int | Mapping[str, int] | None = None
+    ops: Mapping[str, int] = field(default_factory=dict)
+    allow: tuple[str, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    references: Mapping[str, Node] = field(default_factory=dict)
+    """The programs that budgets name."""
+
+    @property
+    def name(self) -> str:
+        """As in ``moe: plain+packed = by_hand (dataflow)``."""
+        sign = "=" if self.identical else "≠"
+        other = "snapshot" if self.other is None else self.other.name
+        return f"{self.program}: {self.node.name} {sign} {other} ({self.level})"
+
+    @property
+    def kind(self) -> Kind:
+        """What it expects."""
+        if self.other is None:
+            return "snapshot"
+        return "identical" if self.identical else "differs"
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Every program that has to be lowered for it."""
+        other = () if self.other is None else (self.other,)
+        return (self.node, *other, *self.references.values())
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """All cells of one file."""
+
+    path: Path
+    cells: tuple[Cell, ...]
+    timeout: float
+    controls: bool
+    """Whether there must be a negative control."""
+
+    @property
+    def folder(self) -> Path:
+        """What paths in the file are relative to."""
+        return self.path.parent
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Every program that a cell names, once."""
+        return tuple(dict.fromkeys(node for cell in self.cells for node in cell.nodes()))

@@ -1,0 +1,104 @@
+"""frozen_gradient: the gradient of a frozen weight is neither computed, nor reduced, nor summed up.
+
+before:  ``where(False, dw, 0)``, ``dw`` summed over micro-batches and devices
+after:   ``0``
+
+It helps wherever weights are frozen by a mask on gradients or updates, which jax can't see through
+a loop: the weight's matrix product, the reduce-scatter of what it makes and the accumulator that a
+loop carries are paid for in every micro-batch. It costs nothing. What flows through a frozen weight
+into activations stays. The compiler removes an unread result, and in a loop what it carries only
+for itself; it never knows what a caller will ignore, which ``frozen=`` declares: docs/optimize.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..matchers.graph import Dataflow, Scope
+from ..matchers.value_walk import Place
+from ..matchers.weight_gradient import is_transposed, makers
+from .base import Contract, Example, Match, Pass, Replacement, Whole
+from .frozen import Request
+from .parts.frozen_judge import Gradient, judge
+from .parts.frozen_site import REQUIREMENTS, describe
+
+
+def _program(flow: Dataflow, request: Request) -> Whole | None:
+    judged = judge(flow, request)
+    if judged is None:
+        return None
+    candidates = tuple(Match(*_root(flow, g), {"gradient": g}) for g in judged.gradients)
+    applies = any(g.dropped for g in judged.gradients)
+    return Whole(candidates, judged.demand if applies else None, _dispensable, describe)
+
+
+def _root(flow: Dataflow, gradient: Gradient) -> Place:
+    """Where a gradient is made; what computes an output that holds none."""
+    if gradient.places:
+        return gradient.places[0]
+    return flow.root, max(flow.root.live, default=0)
+
+
+def _dispensable(scope: Scope, index: int) -> bool:
+    return scope.eqns[index].primitive in makers() and is_transposed(scope, index)
+
+
+def _no_replacement(match: Match) -> Replacement:
+    raise NotImplementedError("frozen_gradient takes equations out: it puts none in their place")
+
+
+def _loss(weights: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:
+    return jnp.sum((x @ weights[0]) @ weights[1])
+
+
+def before(frozen: jax.Array, trained: jax.Array, xs: jax.Array) -> tuple[jax.Array, ...]:
+    """Loss and gradients of two layers, summed over ``xs``, ``f32[steps, n, d]``; one is masked."""
+
+    def step(sums: Any, x: jax.Array) -> tuple[Any, None]:
+        made = jax.value_and_grad(_loss)((frozen, trained), x)
+        return jax.tree.map(jnp.add, sums, made), None
+
+    zeros = jnp.zeros(()), (jnp.zeros_like(frozen), jnp.zeros_like(trained))
+    (loss, (first, second)), _ = lax.scan(step, zeros, xs)
+    return loss, lax.select_n(False, jnp.zeros_like(frozen), first), second
+
+
+def after(frozen: jax.Array, trained: jax.Array, xs: jax.Array) -> tuple[jax.Array, ...]:
+    """The gradient of the second layer only."""
+
+    def step(sums: Any, x: jax.Array) -> tuple[Any, None]:
+        made = jax.value_and_grad(lambda trained: _loss((frozen, trained), x))(trained)
+        return jax.tree.map(jnp.add, sums, made), None
+
+    (loss, second), _ = lax.scan(step, (jnp.zeros(()), jnp.zeros_like(trained)), xs)
+    return loss, jnp.zeros_like(frozen), second
+
+
+PASS = Pass(
+    name="frozen_gradient",
+    contract=Contract.BITWISE,
+    summary="a weight gradient that is masked or never read → nothing",
+    measure="products that make a weight's gradient",
+    roots=makers,
+    find=lambda scope, index: None,
+    requirements=REQUIREMENTS,
+    profitable=lambda match: None,
+    replace=_no_replacement,
+    before=before,
+    after=after,
+    examples=lambda: (
+        Example(
+            (
+                jax.ShapeDtypeStruct((64, 64), jnp.float32),
+                jax.ShapeDtypeStruct((64, 32), jnp.float32),
+                jax.ShapeDtypeStruct((4, 16, 64), jnp.float32),
+            ),
+            "two layers, four micro-batches",
+        ),
+    ),
+    program=_program,
+)

@@ -1,0 +1,338 @@
+"""Which gradients are frozen, which of these something reads first, and what each costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...compat import jaxprs
+from ...compat.jaxprs import Var
+from ...compat.mesh_types import differs_only_in_mesh
+from ...compat.primitives import primitive
+from ...compat.source import call_stack
+from ...matchers.demand import Cut, Demand, Demands
+from ...matchers.graph import Dataflow, Scope
+from ...matchers.value_walk import Place, Walk, Walker, backward
+from ...matchers.weight_gradient import Parameters, is_transposed, makers, transposed_makers
+from ..frozen import Declared, Request
+from .frozen_cost import Spent, spent
+
+READERS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one parameter that is frozen, or looks so."""
+
+    path: str | None
+    """In the user's tree; None where it isn't clear whose gradient it is."""
+    declared: bool
+    places: tuple[Place, ...]
+    """The equations that make it; empty where there are none to be found."""
+    values: tuple[tuple[Scope, Var], ...] = ()
+    """The results of these that are its parts; all of them where there is nothing here."""
+    dropped: bool = False
+    """Whether nothing needs it any more."""
+    readers: tuple[str, ...] = ()
+    """What reads it, where something does."""
+    times_zero: str | None = None
+    """The line at which it is multiplied by zero, and nothing else is done with it."""
+    found: str = ""
+    """What stands in a declared output that holds no gradient."""
+    cost: Spent = field(default_factory=Spent)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """All frozen gradients of a program."""
+
+    gradients: tuple[Gradient, ...]
+    demand: Demand
+    """What the program needs without them."""
+
+
+def judge(flow: Dataflow, request: Request) -> Judged | None:
+    """Judge a program; None where it has no backward pass and nothing is declared."""
+    made = transposed_makers(flow)
+    if not made and not request.leaves:
+        return None
+    return _Judge(flow, request, made).run()
+
+
+class _Judge:
+    def __init__(self, flow: Dataflow, request: Request, made: list[Place]) -> None:
+        self.root = flow.root
+        self.flow = flow
+        self.request = request
+        self.made = made
+        self.walker = Walker()
+        self.cutter = _Cutter(self.walker.onward(_results(self._starts())).values)
+        self.demands = Demands(lambda s, i: self.cutter.cut(s, i, request.finite_grads))
+        self.parameters = Parameters.of(flow)
+        self.everything = (True,) * len(jaxprs.opened(self.root.body).outvars)
+
+    def _starts(self) -> list[Place]:
+        """What makes gradients, those of biases and scales included."""
+        sums = [
+            (scope, index)
+            for scope in self.flow.scopes
+            for index, eqn in enumerate(scope.eqns)
+            if eqn.primitive is primitive("reduce_sum_p") and is_transposed(scope, index)
+        ]
+        return self.made + sums
+
+    def run(self) -> Judged:
+        declared, demand = self._declared()
+        found = list(declared)
+        claimed = {_key(p) for g in declared for p in g.places}
+        rest = [p for p in self.made if _key(p) not in claimed]
+        dead, live = _told_apart(demand)
+        named = any(g.dropped for g in declared)
+        masked = self._grouped([p for p in rest if dead(p)], demand, dropped=True)
+        found += [g for g in masked if g.path is not None or not named]
+        if self.cutter.zeros and not self.request.finite_grads:
+            found += self._times_zero([p for p in rest if live(p)], demand)
+        known = {g.path for g in found}
+        for gradient in self._returned_unchanged([p for p in rest if live(p)], demand):
+            if gradient.path not in known:
+                found.append(gradient)
+        return Judged(tuple(found), demand)
+
+    # --- declared ---------------------------------------------------------------------------
+
+    def _declared(self) -> tuple[list[Gradient], Demand]:
+        found: dict[int, tuple[Declared, Gradient]] = {}
+        for leaf in self.request.leaves:
+            found[leaf.output] = leaf, self._traced_back(leaf)
+        zeroed = frozenset(o for o, (_, g) in found.items() if not g.found)
+        while True:
+            demand = self.demands.of(self.root, self.everything, zeroed)
+            _, live = _told_apart(demand)
+            kept = {o for o in zeroed if any(map(live, found[o][1].places))}
+            if not kept:
+                break
+            zeroed -= kept  # what these keep alive may be what others are made of
+        gradients = [
+            self._finished(
+                gradient, demand, output in zeroed, but=(output,)
+            ) if not gradient.found else gradient
+            for output, (_, gradient) in found.items()
+        ]  # fmt: skip
+        return gradients, demand
+
+    def _traced_back(self, leaf: Declared) -> Gradient:
+        atom = jaxprs.opened(self.root.body).outvars[leaf.output]
+        sources, inputs = backward(self.root, atom)
+        places = dict.fromkeys((s, s.definition(v)[0]) for s, v in sources)  # type: ignore[index]
+        gradient = Gradient(leaf.path, True, tuple(places), tuple(sources))
+        if not sources:
+            what = "an argument of the function" if inputs else "a constant"
+            return replace(gradient, found=what)
+        for scope, index in places:
+            eqn = scope.eqns[index]
+            if eqn.primitive not in makers() and not is_transposed(scope, index):
+                where = _place_of(scope, index)
+                found = f"what {eqn.primitive.name} makes at {where}, in no backward pass"
+                return replace(gradient, found=found)
+        for position in inputs:
+            read = self.walker.onward([(self.root, jaxprs.invars(self.root.body)[position])])
+            if read.readers:
+                name = self._input(position)
+                return replace(gradient, found=f"a sum with {name}, which is read elsewhere too")
+        return gradient
+
+    # --- recognised -------------------------------------------------------------------------
+
+    def _grouped(self, places: Sequence[Place], demand: Demand, dropped: bool) -> list[Gradient]:
+        """A gradient for each parameter; what is of none goes along with them."""
+        groups: dict[tuple[int, ...], list[Place]] = {}
+        for place in places:
+            groups.setdefault(tuple(self.parameters.behind(place)), []).append(place)
+        if len(groups) > 1:
+            groups.pop((), None)
+        found: list[Gradient] = []
+        for inputs, group in groups.items():
+            path = " or ".join(map(self._input, inputs)) or None
+            several = [group] if inputs else [[p] for p in group]
+            found += [
+                self._finished(Gradient(path, False, tuple(one)), demand, dropped)
+                for one in several
+            ]
+        return found
+
+    def _times_zero(self, places: Sequence[Place], demand: Demand) -> list[Gradient]:
+        assuming = Demands(lambda s, i: self.cutter.cut(s, i, True))
+        without = assuming.of(self.root, self.everything, demand.zeroed)
+        dead, _ = _told_apart(without)
+        line = _place_of(*self.cutter.zeros[0])
+        gradients = self._grouped([p for p in places if dead(p)], demand, dropped=False)
+        return [replace(g, times_zero=line, readers=()) for g in gradients]
+
+    def _returned_unchanged(self, places: Sequence[Place], demand: Demand) -> list[Gradient]:
+        """Gradients of parameters that come out as they went in, though something reads them."""
+        unchanged = _unchanged(self.root)
+        mine = [p for p in places if set(self.parameters.behind(p)) & unchanged]
+        gradients = self._grouped(mine, demand, dropped=False) if mine else []
+        return [g for g in gradients if g.path is not None and g.readers]
+
+    # --- both -------------------------------------------------------------------------------
+
+    def _finished(
+        self, gradient: Gradient, demand: Demand, dropped: bool, but: Iterable[int] = ()
+    ) -> Gradient:
+        walk = self.walker.onward(gradient.values or _results(gradient.places))
+        dead, live = _told_apart(demand)
+        passed = [p for p in walk.passed if dead(p) or not dropped]
+        carries = [c for c in walk.carries if not dropped or _carry_dropped(demand, c)]
+        readers = () if dropped else self._readers(walk, live, frozenset(but))
+        return replace(
+            gradient,
+            dropped=dropped,
+            readers=readers,
+            cost=spent(gradient.places, passed, carries),
+        )
+
+    def _readers(self, walk: Walk, live: Told, but: frozenset[int]) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for scope, index in walk.readers:
+            if live((scope, index)):
+                eqn = scope.eqns[index]
+                found[f"{eqn.primitive.name} at {_place_of(scope, index)}"] = None
+        if self.request.leaves:
+            others = [o for o in walk.outputs if o not in but]
+            found.update((f"the output {self._output(o)}", None) for o in others)
+        return tuple(found)
+
+    def _input(self, position: int) -> str:
+        names = self.request.inputs
+        return names[position] if position < len(names) else f"argument {position}"
+
+    def _output(self, position: int) -> str:
+        names = self.request.outputs
+        return names[position] if position < len(names) else str(position)
+
+
+class _Cutter:
+    """Masks: equations that drop a gradient, or multiply it by zero."""
+
+    def __init__(self, gradients: set[tuple[int, Var]]) -> None:
+        self._gradients = gradients
+        self.zeros: list[Place] = []
+        """Where a gradient is multiplied by zero."""
+
+    def cut(self, scope: Scope, index: int, finite: bool) -> Cut | None:
+        """What a mask's result is without the gradients that it masks; None for anything else."""
+        eqn = scope.eqns[index]
+        if eqn.primitive is primitive("select_n_p"):
+            return self._selected(scope, index)
+        if eqn.primitive is not primitive("mul_p"):
+            return None
+        for operand in (0, 1):
+            known = scope.fact(eqn.invars[1 - operand]).constant
+            if known is not None and known.value == 0 and self._is_gradient(scope, index, operand):
+                self.zeros.append((scope, index))
+                return Cut(None) if finite else None
+        return None
+
+    def _selected(self, scope: Scope, index: int) -> Cut | None:
+        eqn = scope.eqns[index]
+        known = scope.fact(eqn.invars[0]).constant
+        if known is None:
+            return None
+        chosen = 1 + int(known.value)
+        if chosen >= len(eqn.invars):
+            return None
+        found, wanted = eqn.invars[chosen].aval, eqn.outvars[0].aval
+        if found != wanted and not differs_only_in_mesh(found, wanted):
+            return None
+        masked = [o for o in range(1, len(eqn.invars)) if o != chosen]
+        return Cut(chosen) if any(self._is_gradient(scope, index, o) for o in masked) else None
+
+    def _is_gradient(self, scope: Scope, index: int, operand: int) -> bool:
+        atom = scope.eqns[index].invars[operand]
+        return not jaxprs.is_literal(atom) and (id(scope), atom) in self._gradients
+
+
+def _place_of(scope: Scope, index: int) -> str:
+    """An equation's line; where a library wrote it, also the line of the user that called it."""
+    eqn = scope.eqns[index]
+    line = scope.source_line(eqn)
+    stack = [(file, number) for file, number, _ in call_stack(eqn)]
+    installed = [re.search(r"/(site|dist)-packages/", file) is not None for file, _ in stack]
+    if not installed or not installed[0] or all(installed):
+        return line or "unknown line"
+    file, number = stack[installed.index(False)]
+    return f"{line}, called at {file}:{number}"
+
+
+Told = Callable[[Place], bool]
+
+
+def _key(place: Place) -> tuple[int, int]:
+    return id(place[0]), place[1]
+
+
+def _results(places: Iterable[Place]) -> list[tuple[Scope, Var]]:
+    return [(scope, v) for scope, index in places for v in scope.eqns[index].outvars]
+
+
+def _contexts(demand: Demand) -> dict[int, list[Demand | None]]:
+    """The demands on each scope, by its id; None where some call of it is not needed at all."""
+    found: dict[int, list[Demand | None]] = {}
+    waiting: list[tuple[Scope, Demand | None]] = [(demand.scope, demand)]
+    while waiting:
+        scope, known = waiting.pop()
+        here = found.setdefault(id(scope), [])
+        if any(known is other or (known and other and known.live == other.live) for other in here):
+            continue
+        here.append(known)
+        for index, children in scope.children.items():
+            inner = known.children.get(index, {}) if known is not None else {}
+            needed = known is not None and index in known.live
+            for key, child in children.items():
+                whole = Demand(child, child.demanded, frozenset(), live=set(child.live))
+                waiting.append((child, inner.get(key, whole) if needed else None))
+    return found
+
+
+def _told_apart(demand: Demand) -> tuple[Told, Told]:
+    """Whether an equation is dead, and whether it is live, in some call of its body."""
+    contexts = _contexts(demand)
+
+    def dead(place: Place) -> bool:
+        scope, index = place
+        return any(d is None or index not in d.live for d in contexts.get(id(scope), ()))
+
+    def live(place: Place) -> bool:
+        scope, index = place
+        return any(d is not None and index in d.live for d in contexts.get(id(scope), ()))
+
+    return dead, live
+
+
+def _carry_dropped(demand: Demand, carry: tuple[Scope, int, int]) -> bool:
+    scope, index, result = carry
+    contexts = _contexts(demand).get(id(scope), ())
+    return any(
+        d is None or index not in d.live or not d.results.get(index, (True,) * (result + 1))[result]
+        for d in contexts
+    )
+
+
+def _unchanged(root: Scope) -> set[int]:
+    """Inputs of the program that it returns as they are, or with zero added."""
+    found: set[int] = set()
+    for atom in jaxprs.opened(root.body).outvars:
+        value = root.resolve(atom)
+        producer = None if jaxprs.is_literal(value.atom) else root.producer(atom)
+        if producer is not None and producer.eqn.primitive is primitive("add_p"):
+            for operand in (0, 1):
+                scope = producer.scope
+                if scope.fact(producer.eqn.invars[1 - operand]).is_zero():
+                    value = scope.resolve(producer.eqn.invars[operand])
+        if value.scope is root and not jaxprs.is_literal(value.atom):
+            position = root.position(value.atom)
+            if position is not None:
+                found.add(position)
+    return found

@@ -1,0 +1,177 @@
+"""shared_lhs_dot: GEMMs of one operand with the parts of one array become one GEMM.
+
+before:  ``w0, w1 = split(w, 2, -1); x @ w0, x @ w1``, dense or grouped
+after:   ``split(x @ w, 2, -1)``
+
+It helps because x is read once, and because parts of a weight need not be copied out of it: a
+grouped GEMM, and any Pallas kernel, reads its operand as a whole. A forward computes the same
+products. In a backward, x's cotangent becomes one GEMM that adds up in float32 where there were two
+whose results were rounded and added, which is the one rounding that moves. It costs nothing but the
+parts of the result, which are read as slices. XLA has a pass of this kind for dense GEMMs on some
+platforms; for grouped ones it has none.
+
+The parts may stand in any order and be of any sizes, as long as they are all of the array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..compat import vma
+from ..compat.jaxprs import Eqn
+from ..compat.primitives import primitive
+from ..matchers.graph import Scope
+from ..matchers.grouped_gemm import unnamed_param
+from ..matchers.origin import reach
+from ..matchers.pattern import Mismatch
+from ..matchers.shared_lhs import Group, differing_params, find_shared_lhs, gemms, result_axis
+from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+
+_DENSE = frozenset({"dimension_numbers", "precision", "preferred_element_type", "out_sharding"})
+
+
+def _find(scope: Scope, index: int) -> Match | Mismatch | None:
+    group = find_shared_lhs(scope, index)
+    if group is None:
+        return None
+    eqn = scope.eqns[index]
+    name = _unnamed(eqn)
+    if name is not None:
+        return Mismatch((eqn.primitive.name, f"param {name}"), repr(eqn.params[name]), "none such")
+    return Match(scope, index, {"group": group})
+
+
+def _unnamed(eqn: Eqn) -> str | None:
+    if eqn.primitive is primitive("dot_general_p"):
+        return min(set(eqn.params) - _DENSE, default=None)
+    return unnamed_param(eqn)
+
+
+def _group(match: Match) -> Group:
+    found: Group = match.captures["group"]
+    return found
+
+
+def _eqns(match: Match) -> list[Eqn]:
+    return [match.scope.eqns[p.index] for p in _group(match).parts]
+
+
+def _params(match: Match) -> Reason | None:
+    first, *others = _eqns(match)
+    for other in others:
+        for name, (one, two) in differing_params(first, other).items():
+            return Reason("params", f"the GEMMs have different {name}", f"{one} and {two}",
+                          "equal ones")  # fmt: skip
+    return None
+
+
+def _casts(match: Match) -> Reason | None:
+    found = {p.casts for p in _group(match).parts}
+    if len(found) == 1:
+        return None
+    said = " and ".join(sorted(str([str(c) for c in casts]) for casts in found))
+    return Reason("casts", "the parts are converted differently", said, "equal conversions")
+
+
+def _axis(match: Match) -> Reason | None:
+    axes = {p.axis for p in _group(match).parts}
+    if len(axes) > 1:
+        return Reason("axis", "the parts are cut along different axes", str(sorted(axes)), "one")
+    if result_axis(match.eqn, next(iter(axes))) is not None:
+        return None
+    return Reason("axis", "the axis that is cut is not one of the results'",
+                  f"axis {next(iter(axes))} of the right operand",
+                  "an axis that is neither contracted nor of the batch or groups")  # fmt: skip
+
+
+def _whole(match: Match) -> Reason | None:
+    parts = _group(match).by_place
+    size = parts[0].whole.atom.aval.shape[parts[0].axis]
+    ends = [0, *(p.stop for p in parts)]
+    if [p.start for p in parts] == ends[:-1] and ends[-1] == size:
+        return None
+    found = ", ".join(f"{p.start}:{p.stop}" for p in parts)
+    return Reason("not-all", "the parts leave a gap or overlap", found, f"all of 0:{size}, once")
+
+
+def _sharding(match: Match) -> Reason | None:
+    found = [e.params.get("out_sharding") for e in _eqns(match)]
+    specs = [getattr(getattr(e.invars[1].aval, "sharding", None), "spec", ()) for e in _eqns(match)]
+    axis = _group(match).parts[0].axis
+    split = [s for s in specs if len(s) > axis and s[axis] is not None]
+    if not any(f is not None for f in found) and not split:
+        return None
+    return Reason("sharding", "a part of the result would be another device's",
+                  str(split or found), "an axis that isn't split, none stated")  # fmt: skip
+
+
+def _replace(match: Match) -> Replacement:
+    parts, eqn = _group(match).parts, match.eqn
+    places = _group(match).by_place
+    axis = result_axis(eqn, parts[0].axis)
+    assert axis is not None
+    sizes = [p.stop - p.start for p in places]
+    order = [places.index(p) for p in parts]
+    casts, params = parts[0].casts, dict(eqn.params)
+    varying = vma.varying(eqn.invars[1].aval)
+
+    def one(lhs: Any, whole: Any, *rest: Any) -> Sequence[Any]:
+        for dtype in casts:
+            whole = lax.convert_element_type(whole, dtype)
+        whole = vma.pvary(whole, varying - vma.varying(jax.typeof(whole)))
+        # split, and not slices: its transpose joins, those of slices add zeros to every part.
+        found = lax.split(eqn.primitive.bind(lhs, whole, *rest, **params), sizes, axis)
+        return [found[i] for i in order]
+
+    # Of weights that a loop doesn't change, jax cuts the parts before the loop.
+    whole = reach(match.scope, parts[0].whole)
+    operands = (eqn.invars[0], eqn.invars[1] if whole is None else whole, *eqn.invars[2:])
+    results = tuple(e.outvars[0] for e in _eqns(match))
+    key = (tuple((p.start, p.stop) for p in parts), casts, eqn.primitive, str(params))
+    wants = parts[0].whole if whole is None else None
+    also = tuple(p.index for p in parts[1:])
+    return Replacement(operands, results, one, key, wants=wants, also=also)
+
+
+def before(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``x`` is ``[m, k]`` and ``w`` is ``[k, 2 · n]``, gate and up side by side."""
+    gate, up = jnp.split(w, 2, axis=-1)
+    return lax.dot(x, gate), lax.dot(x, up)
+
+
+def after(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same by one GEMM."""
+    gate, up = jnp.split(lax.dot(x, w), 2, axis=-1)
+    return gate, up
+
+
+PASS = Pass(
+    name="shared_lhs_dot",
+    contract=Contract.ROUNDING,
+    summary="x @ w0, x @ w1 of the parts of one w → x @ w, split",
+    measure="dot_generals and ragged_dot_generals",
+    roots=gemms,
+    find=_find,
+    requirements=(
+        Requirement("params", "The GEMMs differ in their right operands only.", _params),
+        Requirement("casts", "The parts are converted alike.", _casts),
+        Requirement("axis", "The parts are cut along one axis that the results have.", _axis),
+        Requirement("not-all", "The parts are all of the array, each element once.", _whole),
+        Requirement("sharding", "That axis is not split over devices.", _sharding),
+    ),
+    profitable=lambda match: None,
+    replace=_replace,
+    before=before,
+    after=after,
+    examples=lambda: (
+        Example(
+            (jax.ShapeDtypeStruct((8, 4), jnp.float32), jax.ShapeDtypeStruct((4, 6), jnp.float32)),
+            "two halves",
+        ),
+    ),
+)

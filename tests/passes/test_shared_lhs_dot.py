@@ -1,0 +1,236 @@
+"""One GEMM for those of one operand with the parts of one array."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from relower import PassNotApplicable, explain, optimize
+from relower.passes import registry, shared_lhs_dot
+
+NAME = "shared_lhs_dot"
+ours = functools.partial(optimize, passes=[NAME])
+DOT = ("dot_general", "ragged_dot_general")
+SIZES = np.array([3, 0, 4], np.int32)
+
+
+def data(*shapes, seed=0, dtype=np.float32):
+    r = np.random.RandomState(seed)
+    return tuple(jnp.asarray(r.randn(*s), dtype) for s in shapes)
+
+
+X, W, GROUPED = (8, 6), (6, 10), (3, 6, 10)
+
+
+def halves(x, w):
+    a, b = jnp.split(w, 2, -1)
+    return x @ a, x @ b
+
+
+def swapped(x, w):
+    """The second half is read first."""
+    return x @ w[:, 5:], x @ w[:, :5]
+
+
+def three(x, w):
+    q, k, v = w[:, :2], w[:, 2:6], w[:, 6:]
+    return x @ v, jnp.tanh(x @ q), x @ k
+
+
+def converted(x, w):
+    x, *parts = (a.astype(jnp.bfloat16) for a in (x, *jnp.split(w, 2, -1)))
+    return tuple(x @ part for part in parts)
+
+
+def transposed(x, w):
+    a, b = jnp.split(w.T, 2, 0)
+    return jnp.einsum("mk,nk->mn", x, a), jnp.einsum("mk,nk->mn", x, b)
+
+
+def batched(x, w):
+    a, b = jnp.split(w.reshape(2, 3, 10), 2, -1)
+    x = x.reshape(8, 2, 3)
+    return jnp.einsum("mbk,bkn->bmn", x, a), jnp.einsum("mbk,bkn->bmn", x, b)
+
+
+def grouped(x, w):
+    w = jnp.stack([w, w * 2, w + 1])
+    a, b = jnp.split(w, 2, -1)
+    return lax.ragged_dot(x, a, SIZES), lax.ragged_dot(x, b, SIZES)
+
+
+FORMS = [halves, swapped, three, converted, transposed, batched, grouped]
+
+
+def loss(form):
+    def run(x, w):
+        outs = form(x, w)
+        return sum((o.astype(np.float32) ** 2 * (i + 1)).sum() for i, o in enumerate(outs))
+
+    return run
+
+
+def close(got, want, what="", tolerance=1e-5):
+    """To some units of float32, of the largest element: sums are taken in another order."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype, what
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        assert np.any(b), what
+        assert np.abs(a - b).max() <= tolerance * np.abs(b).max(), what
+
+
+def gemms(eqns_of, fn, *args):
+    return sum(len(eqns_of(fn, *args, name=n)) for n in DOT)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
+def test_every_way_to_write_it(form, eqns_of):
+    x, w = data(X, W)
+    assert explain(form, x, w, passes=[NAME]).counts() == {NAME: 1}
+    assert gemms(eqns_of, ours(form), x, w) == 1
+    tolerance = 1e-5 if form is not converted else 2e-2  # in bfloat16: some units of it
+    close(jax.jit(ours(form))(x, w), jax.jit(form)(x, w), tolerance=tolerance)
+    grad = jax.grad(loss(form), (0, 1))
+    assert explain(grad, x, w, passes=[NAME]).counts() == {NAME: 1}
+    want = jax.jit(grad)(x, w)
+    close(jax.jit(ours(grad))(x, w), want, "optimize(grad)", tolerance)
+    inside = jax.grad(ours(loss(form)), (0, 1))
+    close(jax.jit(inside)(x, w), want, "grad(optimize)", tolerance)
+    assert gemms(eqns_of, inside, x, w) == 3  # forward, and one for each cotangent
+
+
+@pytest.mark.parametrize("wrap", ["jit", "vmap", "scan", "remat", "custom_vjp"])
+def test_under_transforms(wrap):
+    block = lambda x, w: sum(halves(x, w)) @ jnp.ones((5, 6))
+    if wrap == "jit":
+        block = jax.jit(block)
+    if wrap == "remat":
+        block = jax.checkpoint(block)
+    if wrap == "custom_vjp":
+        plain = block
+        block = jax.custom_vjp(plain)
+        block.defvjp(lambda x, w: (plain(x, w), (x, w)), lambda r, ct: jax.vjp(plain, *r)[1](ct))
+    args = data(X, W)
+
+    def whole(x, w):
+        if wrap == "vmap":
+            return (jax.vmap(block)(jnp.stack([x, x + 1]), jnp.stack([w, w * 2])) ** 2).sum()
+        run = lambda x, _: (jnp.tanh(block(x, w)), None)
+        return (lax.scan(run, x, None, length=2)[0] ** 2).sum() if wrap == "scan" else (
+            (block(x, w) ** 2).sum()
+        )  # fmt: skip
+
+    want = jax.jit(jax.grad(whole, (0, 1)))(*args)
+    for done in (ours(jax.grad(whole, (0, 1))), jax.grad(ours(whole), (0, 1))):
+        close(jax.jit(done)(*args), want)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_under_shard_map(kind):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(getattr(AxisType, kind),))
+    x, w = data(X, W)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, jax.NamedSharding(mesh, P("d")))
+        spread = jax.shard_map(halves, in_specs=(P("d"), P()), out_specs=P("d"))
+        grad = jax.grad(loss(spread), (0, 1))
+        assert explain(grad, x, w, passes=[NAME]).counts() == {NAME: 1}
+        want = jax.jit(grad)(x, w)
+        for done in (ours(grad), jax.grad(ours(loss(spread)), (0, 1))):
+            close(jax.jit(done)(x, w), want)
+
+
+def test_the_error_is_at_most_1_10_of_the_originals():
+    """The cotangent of x is added up in float32 by one GEMM, not of two rounded results."""
+    form = lambda x, w: (lambda a, b: (x @ a, x @ b))(*jnp.split(w, 2, -1))
+    grad = lambda x, w, g: jax.vjp(form, x, w)[1](tuple(jnp.split(g, 2, -1)))
+    before = jax.jit(grad)
+    after = jax.jit(lambda x, w, g: jax.vjp(ours(form), x, w)[1](tuple(jnp.split(g, 2, -1))))
+    for seed in range(6):
+        args = data((32, 64), (64, 96), (32, 96), seed=seed, dtype=jnp.bfloat16)
+        want = grad(*(a.astype(np.float32) for a in args))
+        old, new = ([np.sqrt(np.mean((np.asarray(a, np.float64) - b) ** 2))
+                     for a, b in zip(run(*args), want)] for run in (before, after))  # fmt: skip
+        assert all(b <= 1.10 * a for a, b in zip(old, new)), (seed, old, new)
+
+
+# --- near misses ----------------------------------------------------------------------------------
+
+NEAR = {
+    "params": lambda x, w: (x @ w[:, :5], lax.dot(x, w[:, 5:], precision="highest")),
+    "params ": lambda x, w: (x @ w[:, :5], lax.dot(x, w[:, 5:], preferred_element_type="bfloat16")),
+    "casts": lambda x, w: (x @ w[:, :5], x @ w[:, 5:].astype(jnp.bfloat16).astype(np.float32)),
+    "axis": lambda x, w: (lambda x: (x @ w[:3], x @ w[3:]))(x[:, :3]),
+    "not-all": lambda x, w: (x @ w[:, :5], x @ w[:, 6:]),
+    "not-all ": lambda x, w: (x @ w[:, :6], x @ w[:, 5:]),
+    "not-all  ": lambda x, w: (x @ w[:, :5], x @ w[:, 5:9]),
+    "not-all   ": lambda x, w: (x @ w[:, :5], x @ w[:, :5] * 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", NEAR)
+def test_declined_for(code):
+    args = data(X, W)
+    report = explain(NEAR[code], *args, passes=[NAME])
+    assert not report.applied, str(report)
+    assert code.strip() in {r.code for s in report.declined for r in s.reasons}
+    with pytest.raises(PassNotApplicable):
+        ours(NEAR[code])(*args)
+
+
+def test_declined_where_parts_are_other_devices():
+    mesh = jax.make_mesh((5,), ("d",), axis_types=(AxisType.Explicit,))
+    x, w = data(X, W)
+    with jax.set_mesh(mesh):
+        w = jax.device_put(w, jax.NamedSharding(mesh, P(None, "d")))
+        x = jax.device_put(x, jax.NamedSharding(mesh, P()))
+        fn = lambda x, w: (x @ w[:, :5], x @ w[:, 5:])
+        report = explain(fn, x, w, passes=[NAME])
+    assert {r.code for s in report.declined for r in s.reasons} == {"sharding"}
+
+
+def test_other_gemms_are_no_candidates():
+    x, w = data(X, W)
+    for fn in (lambda x, w: (x @ w[:, :5], (x + 1) @ w[:, 5:]),
+               lambda x, w: (x @ w[:, :5], x @ (w * 1)[:, 5:]),
+               lambda x, w: (x @ w[:, :9:2], x @ w[:, 1::2]),
+               lambda x, w: x @ w[:, :5]):  # fmt: skip
+        assert not explain(fn, x, w, passes=[NAME]).sites
+
+
+def mutated(monkeypatch, **changed):
+    mutant = dataclasses.replace(shared_lhs_dot.PASS, **changed)
+    monkeypatch.setattr(registry, "all_passes", lambda: (mutant,))
+
+
+def without(code):
+    return tuple(r for r in shared_lhs_dot.PASS.requirements if r.code != code)
+
+
+def results_swapped(match):
+    made = shared_lhs_dot.PASS.replace(match)
+    return dataclasses.replace(made, results=made.results[::-1])
+
+
+NARROW = lambda x, w: (x @ w[:, :5], x @ w[:, 5:].astype(jnp.float8_e4m3fn).astype(np.float32))
+MUTANTS = {
+    "halves swapped": ({"replace": results_swapped}, swapped),
+    "conversions not compared": ({"requirements": without("casts")}, NARROW),
+    "a gap not seen": ({"requirements": without("not-all")}, NEAR["not-all"]),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_caught(monkeypatch, mutant):
+    changed, form = MUTANTS[mutant]
+    args = data(X, W)
+    want = jax.jit(form)(*args)
+    mutated(monkeypatch, **changed)
+    # A wrong type or shape is found before anything is run.
+    with pytest.raises((AssertionError, TypeError, ValueError)):
+        close(jax.jit(ours(form))(*args), want)
