@@ -136,6 +136,7 @@ def child_environment(flags: Sequence[str]) -> dict[str, str]:
     """The variables of the compiling child: this process's, with what libtpu needs."""
     own = os.environ.get("LIBTPU_INIT_ARGS", "").split()
     return {
+        "TPU_LOG_DIR": "disabled",  # a failing analysis fills /tmp/tpu_logs by gigabytes
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",  # hosts without a metadata server would hang

@@ -105,3 +105,12 @@ def test_without_libtpu_one_line_says_so():
     kind, message = failure()
     assert kind == "missing"
     assert "install relower[tpu]" in message
+
+
+def test_the_compiler_writes_no_logs_unless_asked(monkeypatch):
+    from relower.lowering.compile import child_environment
+
+    monkeypatch.delenv("TPU_LOG_DIR", raising=False)
+    assert child_environment([])["TPU_LOG_DIR"] == "disabled"
+    monkeypatch.setenv("TPU_LOG_DIR", "/logs")
+    assert child_environment([])["TPU_LOG_DIR"] == "/logs"
