@@ -1,16 +1,21 @@
 """shared_lhs_dot: GEMMs of one operand with the parts of one array become one GEMM.
 
-before:  ``w0, w1 = split(w, 2, -1); x @ w0, x @ w1``, dense or grouped
-after:   ``split(x @ w, 2, -1)``
+before:  ``w0, w1 = split(w, 2, -1); ragged_dot(x, w0, sizes), ragged_dot(x, w1, sizes)``
+after:   ``split(ragged_dot(x, w, sizes), 2, -1)``
 
-It helps because x is read once, and because parts of a weight need not be copied out of it: a
-grouped GEMM, and any Pallas kernel, reads its operand as a whole. A forward computes the same
-products. In a backward, x's cotangent becomes one GEMM that adds up in float32 where there were two
-whose results were rounded and added, which is the one rounding that moves. It costs nothing but the
-parts of the result, which are read as slices. XLA has a pass of this kind for dense GEMMs on some
-platforms; for grouped ones it has none.
+It helps because x is read once, and because the parts of a weight need not be copied out of it: a
+grouped GEMM is a kernel, which reads its operands as wholes. Then gmm_swiglu may take the GEMM. A
+forward computes the same products. In a backward, x's cotangent becomes one GEMM that adds up in
+float32 where there were two whose results were rounded and added, which is the one rounding that
+moves. It costs nothing but the parts of the result, which are read as slices.
 
-The parts may stand in any order and be of any sizes, as long as they are all of the array.
+Dense GEMMs are known too, but left as they are: XLA reads a part of a weight where it lies, and
+takes what reads a result into the GEMM that makes it. Of bf16[8192,4096] times two halves of
+bf16[4096,2048], two GEMMs take 285,085 estimated TPU7x cycles and no temporaries, and one with its
+result cut takes 306,311 and 33.6 MB (libtpu 0.0.52).
+
+The parts may stand in any order and be of any sizes, as long as they are all of the array. Calls of
+megablox' `gmm` are not looked for.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..compat import vma
@@ -132,28 +138,35 @@ def _replace(match: Match) -> Replacement:
     whole = reach(match.scope, parts[0].whole)
     operands = (eqn.invars[0], eqn.invars[1] if whole is None else whole, *eqn.invars[2:])
     results = tuple(e.outvars[0] for e in _eqns(match))
-    key = (tuple((p.start, p.stop) for p in parts), casts, eqn.primitive, str(params))
+    key = (tuple((p.start, p.stop) for p in parts), casts, varying, eqn.primitive)
     wants = parts[0].whole if whole is None else None
     also = tuple(p.index for p in parts[1:])
     return Replacement(operands, results, one, key, wants=wants, also=also)
 
 
-def before(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``x`` is ``[m, k]`` and ``w`` is ``[k, 2 · n]``, gate and up side by side."""
+def _profitable(match: Match) -> Reason | None:
+    if match.eqn.primitive is not primitive("dot_general_p"):
+        return None
+    return Reason("dense", "XLA reads parts of a weight in place, and fuses what follows",
+                  "dense GEMMs", "grouped ones")  # fmt: skip
+
+
+def before(x: jax.Array, w: jax.Array, sizes: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows ``[m, k]`` of groups of these sizes, weights ``[groups, k, 2 · n]``."""
     gate, up = jnp.split(w, 2, axis=-1)
-    return lax.dot(x, gate), lax.dot(x, up)
+    return lax.ragged_dot(x, gate, sizes), lax.ragged_dot(x, up, sizes)
 
 
-def after(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+def after(x: jax.Array, w: jax.Array, sizes: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The same by one GEMM."""
-    gate, up = jnp.split(lax.dot(x, w), 2, axis=-1)
+    gate, up = jnp.split(lax.ragged_dot(x, w, sizes), 2, axis=-1)
     return gate, up
 
 
 PASS = Pass(
     name="shared_lhs_dot",
     contract=Contract.ROUNDING,
-    summary="x @ w0, x @ w1 of the parts of one w → x @ w, split",
+    summary="grouped GEMMs of one x with the parts of one w → one, split",
     measure="dot_generals and ragged_dot_generals",
     roots=gemms,
     find=_find,
@@ -164,13 +177,17 @@ PASS = Pass(
         Requirement("not-all", "The parts are all of the array, each element once.", _whole),
         Requirement("sharding", "That axis is not split over devices.", _sharding),
     ),
-    profitable=lambda match: None,
+    profitable=_profitable,
     replace=_replace,
     before=before,
     after=after,
     examples=lambda: (
         Example(
-            (jax.ShapeDtypeStruct((8, 4), jnp.float32), jax.ShapeDtypeStruct((4, 6), jnp.float32)),
+            (
+                jax.ShapeDtypeStruct((16, 4), jnp.float32),
+                jax.ShapeDtypeStruct((3, 4, 6), jnp.float32),
+                np.array([5, 0, 8], np.int32),
+            ),
             "two halves",
         ),
     ),

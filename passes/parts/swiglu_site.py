@@ -96,7 +96,7 @@ def replacement_of(scope: Scope, site: SwiGlu) -> Replacement:
 
     offset = () if first.group_offset is None else (first.group_offset,)
     operands = (first.lhs, first.group_sizes, *weights, *offset)
-    key = (fused, wanted, site, id(root), tuple(kinds))
+    key = (site.gate.half, wanted, site.silu_dtype, site.casts, product, tuple(kinds))
     return Replacement(operands, results, run, key, also=also)
 
 

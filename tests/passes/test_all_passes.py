@@ -148,8 +148,8 @@ MEASURES = {
     "router_grad_from_wo_input": lambda eqns: len(eqns("ragged_dot_general")),
     "counting_scatter": lambda eqns: len(eqns("scatter-add")),
     "top_k_scatter": lambda eqns: len(eqns("scatter-add")),
+    "shared_lhs_dot": lambda eqns: len(eqns("ragged_dot_general")),
     "frozen_gradient": lambda eqns: len(eqns("dot_general")),
-    "shared_lhs_dot": lambda eqns: len(eqns("dot_general")),
     # Those of the kernel's reference state the type they add up in.
     "gmm_swiglu": lambda eqns: sum(
         1 for e in eqns("ragged_dot_general") if e.params["preferred_element_type"] is None

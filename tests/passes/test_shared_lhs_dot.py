@@ -25,7 +25,14 @@ def data(*shapes, seed=0, dtype=np.float32):
     return tuple(jnp.asarray(r.randn(*s), dtype) for s in shapes)
 
 
-X, W, GROUPED = (8, 6), (6, 10), (3, 6, 10)
+X, W = (8, 6), (6, 10)
+
+
+@pytest.fixture(autouse=True)
+def profit_apart(request, monkeypatch):
+    """What may be done is tested apart from what pays: nearly all here is of dense GEMMs."""
+    if "really" not in request.node.name:
+        mutated(monkeypatch, profitable=lambda match: None)
 
 
 def halves(x, w):
@@ -159,6 +166,14 @@ def test_the_error_is_at_most_1_10_of_the_originals():
         assert all(b <= 1.10 * a for a, b in zip(old, new)), (seed, old, new)
 
 
+def test_what_really_pays():
+    x, w = data(X, W)
+    assert explain(grouped, x, w, passes=[NAME]).counts() == {NAME: 1}
+    report = explain(halves, x, w, passes=[NAME])
+    assert [r.code for s in report.declined for r in s.reasons] == ["dense"]
+    assert not report.applied
+
+
 # --- near misses ----------------------------------------------------------------------------------
 
 NEAR = {
@@ -204,6 +219,7 @@ def test_other_gemms_are_no_candidates():
 
 
 def mutated(monkeypatch, **changed):
+    changed.setdefault("profitable", lambda match: None)
     mutant = dataclasses.replace(shared_lhs_dot.PASS, **changed)
     monkeypatch.setattr(registry, "all_passes", lambda: (mutant,))
 
