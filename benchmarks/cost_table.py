@@ -35,7 +35,7 @@ from relower.lowering.errors import InputError
 VERSION = "0.0.52"
 TOLERANCE, OF_HARDWARE = 0.02, 0.15
 EXPERTS, TOP_K = 512, 10
-FEW, MANY = 81_920, 655_360
+FEW, MANY, COUNTED = 81_920, 655_360, 256
 SEQUENCE, CHANNELS, TAPS = 16_384, 4_096, 4
 Function = Callable[..., Any]
 
@@ -98,12 +98,20 @@ def inverse(ids: jax.Array) -> jax.Array:
 
 
 def inverse_by_counting(ids: jax.Array) -> jax.Array:
-    """Each element's place: how many lie in lower buckets, and in its own before it."""
+    """Each element's place: how many lie in lower buckets, and in its own before it.
+
+    Prefix counts by blocks, within one as a triangular matrix product.
+    """
     with jax.named_scope("inverting"):
-        one_hot = (ids[:, None] == lax.iota(ids.dtype, EXPERTS)).astype(jnp.int32)
-        before = jnp.cumsum(one_hot, axis=0) - one_hot
-        starts = jnp.cumsum(one_hot.sum(0)) - one_hot.sum(0)
-        return ((before + starts) * one_hot).sum(1)
+        blocks = ids.reshape(-1, COUNTED)[:, :, None]
+        one_hot = (blocks == lax.iota(ids.dtype, EXPERTS)).astype(jnp.bfloat16)
+        lower = jnp.tril(jnp.ones((COUNTED, COUNTED), jnp.bfloat16), -1)
+        inside = jnp.einsum("ij,bje->bie", lower, one_hot, preferred_element_type=jnp.float32)
+        sums = one_hot.astype(jnp.float32).sum(1)
+        earlier = jnp.cumsum(sums, axis=0) - sums
+        starts = jnp.cumsum(sums.sum(0)) - sums.sum(0)
+        places = (inside + (earlier + starts)[:, None, :]) * one_hot
+        return places.sum(2).astype(jnp.int32).reshape(-1)
 
 
 def inverse_by_scatter(ids: jax.Array) -> jax.Array:

@@ -33,6 +33,7 @@ MAX_BYTES = 1 << 29
 """What the entries of a cache may take together; the longest unused go first."""
 MAX_MANIFEST_BYTES = 1 << 24
 _MEMO = "big-files.json"
+_NOT_KEPT = ": not kept in the cache: "
 _TRIED = 8
 """Entries of one request that are looked at, the newest first."""
 
@@ -56,6 +57,17 @@ class Cache:
     _declared: dict[str, dict[str, Identity | None]] = field(default_factory=dict)
     """By key, the files that were named as inputs, as they were when the key was made."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def remarks(self) -> list[str]:
+        """The troubles; programs that weren't kept for one reason stand in one."""
+        alike: dict[str, list[str]] = {}
+        for trouble in dict.fromkeys(self.troubles):
+            spec, mark, reason = trouble.partition(_NOT_KEPT)
+            alike.setdefault(mark + reason, []).append(spec)
+        return [
+            f"{specs[0] if len(specs) == 1 else f'{len(specs)} programs'}{reason}"
+            for reason, specs in alike.items()
+        ]
 
     def key(self, job: Job, folder: Path, files: Sequence[str]) -> str | None:
         """What a lowering is found by; None where it can't be told.
@@ -144,7 +156,7 @@ class Cache:
                 _unchanged({**read["seen"], "declared": declared})
                 self._write(key, artifact, answer, found)
             except Unstable as error:
-                self.troubles.append(f"{job.spec}: not kept in the cache: {error}")
+                self.troubles.append(f"{job.spec}{_NOT_KEPT}{error}")
             except OSError as error:
                 self.troubles.append(f"the cache can't be written: {error}")
 

@@ -187,7 +187,7 @@ def _remarks(matrix: Matrix, lowered: Lowered, cache: Cache | None) -> tuple[str
         for note in ready.notes
     }
     if cache is not None:
-        found.update(dict.fromkeys(cache.troubles))
+        found.update(dict.fromkeys(cache.remarks()))
         if cache.reused:
             programs = len({node.work for node in matrix.nodes()})
             found[f"{cache.reused} of {programs} programs from the cache"] = None

@@ -164,9 +164,13 @@ class Crossing:
                 if subject is None or other.outer is None or _way(other) != _way(port):
                     continue
                 names.setdefault(subject, (eqn.outvars[other.outer], ()))
-            names.update((inner, outer) for outer, inner in self._operands(eqn, entered, port))
-            whole = port.flow is Flow.SAME
-            return translated(child.guards.of(var), names, whole=whole) or TELLS_NOTHING
+            guard, whole = child.guards.of(var), port.flow is Flow.SAME
+            operands = {inner: outer for outer, inner in self._operands(eqn, entered, port)}
+            of_results = translated(guard, names, whole=whole) or TELLS_NOTHING
+            of_operands = translated(guard, operands, whole=whole) or TELLS_NOTHING
+            return Guard(
+                both(of_results.false, of_operands.false), both(of_results.true, of_operands.true)
+            )
         return TELLS_NOTHING
 
     def _evaluated(self, eqn: jaxprs.Eqn, operands: Sequence[Fact]) -> Fact | None:

@@ -55,8 +55,9 @@ CutAt = Callable[[Scope, int], "Cut | None"]
 
 def is_pairwise(eqn: Eqn) -> bool:
     """Whether each result is of the operand at its place, and of no other."""
-    named = (primitive("optimization_barrier_p"), primitive("psum_p"))
-    return len(eqn.invars) == len(eqn.outvars) > 1 and any(eqn.primitive is p for p in named)
+    if not len(eqn.invars) == len(eqn.outvars) > 1:
+        return False
+    return eqn.primitive in (primitive("optimization_barrier_p"), primitive("psum_p"))
 
 
 class Demands:
@@ -88,8 +89,10 @@ class Demands:
         keeps = self._keeps(scope)
         for index in reversed(range(len(scope.eqns)) if keeps else scope.live):
             eqn = scope.eqns[index]
-            needed = tuple(v in demand.read for v in eqn.outvars)
-            zeros = {r: i for r, i in inner.get(index, {}).items() if not needed[r]}
+            needed = tuple([v in demand.read for v in eqn.outvars])
+            zeros = {}
+            if index in inner:
+                zeros = {r: i for r, i in inner[index].items() if not needed[r]}
             stays = jaxprs.true_effects(eqn) or (keeps and self._holds(scope, index))
             if not any(needed) and not zeros and not stays:
                 continue
@@ -123,7 +126,8 @@ class Demands:
             kept = [a for a, n in zip(eqn.invars, demand.operands[index], strict=True) if n]
         else:
             kept = list(eqn.invars)
-        demand.read.update(a for a in kept if not jaxprs.is_literal(a))
+        literal = jaxprs.LITERAL
+        demand.read.update([a for a in kept if type(a) is not literal])
 
     def _keeps(self, scope: Scope) -> bool:
         """Whether a body, or one that it runs, holds an equation that is to stay as it is."""

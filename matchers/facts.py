@@ -17,7 +17,8 @@ from ..compat.bodies import BodyKey, Carried, Role, carried
 from ..compat.primitives import host_array, primitive
 from . import loops
 from .crossing import Crossing
-from .fact import UNKNOWN, Fact, default_of, join, limits, meet, of_array, of_scalar
+from .fact import UNKNOWN, Fact, default_of, join, limits, meet
+from .fact_of_values import of_array, of_scalar
 from .flow import inflow, outflow
 from .guards import Guard, Guards, Region
 from .relations import floor_divided

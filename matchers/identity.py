@@ -28,7 +28,9 @@ def keeps_matrices(eqn: Eqn) -> bool:
     names = ("squeeze_p", "reshape_p", "broadcast_in_dim_p")
     if eqn.primitive not in [primitive(n) for n in names] or len(eqn.invars) != 1:
         return False
-    shapes = [getattr(a.aval, "shape", ()) for a in (eqn.invars[0], eqn.outvars[0])]
+    shapes: list[tuple[int, ...]] = [
+        getattr(a.aval, "shape", ()) for a in (eqn.invars[0], eqn.outvars[0])
+    ]
     if any(len(s) < 2 for s in shapes) or (
         eqn.params.get("dimensions") and (eqn.primitive is primitive("reshape_p"))
     ):
@@ -44,7 +46,7 @@ def is_identity(scope: Scope, atom: Atom) -> bool:
 
 def _agrees(scope: Scope, atom: Atom, mask: bool) -> bool:
     """``mask``: a bool that is true on the diagonal and nowhere else; else 1 there and 0 else."""
-    shape = getattr(atom.aval, "shape", ())
+    shape: tuple[int, ...] = getattr(atom.aval, "shape", ())
     if len(shape) < 2 or shape[-1] != shape[-2] or shape[-1] < 2:
         return False
     producer = scope.producer(atom)
@@ -66,8 +68,9 @@ def _agrees(scope: Scope, atom: Atom, mask: bool) -> bool:
         return _agrees(scope, inner, mask or from_mask)
     if eqn.primitive is primitive("select_n_p") and not mask and len(eqn.invars) == 3:
         zero, one = (scope.fact(a).constant for a in eqn.invars[1:])
-        known = zero is not None and one is not None and (zero.value, one.value) == (0, 1)
-        return known and not zero.negative and _agrees(scope, eqn.invars[0], True)
+        if zero is None or one is None or (zero.value, one.value) != (0, 1) or zero.negative:
+            return False
+        return _agrees(scope, eqn.invars[0], True)
     if eqn.primitive is primitive("eq_p") and mask:
         return _diagonal(scope, eqn.invars[0], eqn.invars[1], len(shape))
     return False

@@ -46,6 +46,18 @@ def find_inverse_elsewhere(scope: Scope, atom: Atom) -> Value | None:
     return None
 
 
+def bytes_if_brought(scope: Scope, atom: Atom) -> int:
+    """Bytes that a value like ``atom`` takes, kept for all iterations of the loops it came by."""
+    crossed = set(origin(scope, atom).crossed)
+    kept = int(atom.aval.size * atom.aval.dtype.itemsize)
+    while (caller := scope.caller) is not None:
+        if (id(caller.scope), caller.index) in crossed:
+            length = caller.scope.eqns[caller.index].params.get("length")
+            kept *= length if type(length) is int else 1
+        scope = caller.scope
+    return kept
+
+
 def inverse_of(scope: Scope, permutation: Origin, n: int, before: int) -> Var | None:
     """As `find_inverse`, of a permutation of ``n`` given by its origin."""
     key = argsorted_key(permutation)

@@ -7,75 +7,22 @@ equation that works along the axis independently there is one for all parts toge
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..compat import jaxprs
 from ..compat.bodies import Role
 from ..compat.jaxprs import Atom, Eqn
 from ..compat.primitives import primitive
 from .along import Axes, Stop, operand_axes, rules
+from .chain import Call, Input, Node, Shared, Step
+from .cuts import calls, custom, cut, made_by
 from .graph import Scope, Value
 
 Place = tuple[Scope, Atom]
-Node: TypeAlias = "Cut | Shared | Step | Call | Input"
-
 _MOST = 400
 """Nodes of a chain after which no more is looked at."""
-
-
-@dataclass(frozen=True, eq=False)
-class Cut:
-    """The parts are slices of one array, side by side."""
-
-    value: Value
-    axis: int
-    starts: tuple[int, ...]
-    limits: tuple[int, ...]
-    """Of all parts together, along every axis."""
-
-
-@dataclass(frozen=True, eq=False)
-class Shared:
-    """All parts have the same value."""
-
-    value: Value
-
-
-@dataclass(frozen=True, eq=False)
-class Input:
-    """An input of the body of the `Call` that the tree is in."""
-
-    position: int
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One equation for each part, all of one kind."""
-
-    eqns: tuple[Eqn, ...]
-    operands: tuple[Node, ...]
-    result: int
-    axis: int | None
-    """The axis of the results that they are parts along; None where they are equal."""
-    size: int
-    """Of all parts along the axis."""
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """A call for each part that has a derivative of its own."""
-
-    eqns: tuple[Eqn, ...]
-    inner: Node
-    operands: tuple[Node | None, ...]
-    """None where a literal is all that the call needs."""
-    axes: Axes
-    result: int
-    axis: int
-    sizes: tuple[int, ...]
 
 
 @dataclass
@@ -102,16 +49,6 @@ def chain_of(scope: Scope, atoms: Sequence[Atom], axis: int) -> Chain:
     except Stop as stop:
         found.failure = stop
     return found
-
-
-@functools.cache
-def _calls() -> frozenset[Any]:
-    return frozenset(primitive(n) for n in ("jit_p", "closed_call_p", "call_p")) - {None}
-
-
-@functools.cache
-def _custom() -> frozenset[Any]:
-    return frozenset(primitive(n) for n in ("custom_jvp_call_p", "custom_vjp_call_p")) - {None}
 
 
 class _Matcher:
@@ -143,7 +80,7 @@ class _Matcher:
         if axis is None:
             return self._shared(places)
         values = {_value(p) for p in places}
-        eqns = [_made(p) for p in places]
+        eqns = [made_by(p) for p in places]
         if None in eqns:
             raise self._apart(places, values)
         made = [(s, i, r) for (s, _), (i, r) in zip(places, eqns, strict=True)]  # type: ignore[misc]
@@ -152,13 +89,13 @@ class _Matcher:
         if any(e.primitive is not first.primitive for e in equations):
             names = " and ".join(dict.fromkeys(e.primitive.name for e in equations))
             raise Stop("different-ops", names, "the same operations on every part")
-        cut = _cut(made, axis, self.sizes)
-        if cut is not None:
-            return cut
+        whole = cut(made, axis)
+        if whole is not None:
+            return whole
         if len(values) == 1 and first.primitive is not primitive("broadcast_in_dim_p"):
             raise Stop("equal-operand", f"a {first.outvars[0].aval.str_short()} for all alike",
                        "parts of a larger array, or a value equal along the axis")  # fmt: skip
-        if first.primitive in _custom():
+        if first.primitive in custom():
             return self._call(made, equations, axis)
         if first.primitive is primitive("optimization_barrier_p"):
             return self._barrier(made, equations, axis)
@@ -172,7 +109,7 @@ class _Matcher:
             if found is None:
                 if scope in self.frames:
                     break
-            elif scope.eqns[found[0]].primitive not in _calls():
+            elif scope.eqns[found[0]].primitive not in calls():
                 break
             else:
                 self._pass(scope, found[0])
@@ -205,7 +142,7 @@ class _Matcher:
         values = {_value(p) for p in places}
         if len(values) == 1:
             return Shared(values.pop())
-        made = [_made(p) for p in places]
+        made = [made_by(p) for p in places]
         if None in made:
             raise self._apart(places, values)
         eqns = tuple(s.eqns[m[0]] for (s, _), m in zip(places, made, strict=True) if m)
@@ -340,11 +277,6 @@ def _unsharded(eqn: Eqn) -> None:
                 raise Stop("sharding", f"a call with {name} of its own", "a call without")
 
 
-def _made(place: Place) -> tuple[int, int] | None:
-    scope, atom = place
-    return None if jaxprs.is_literal(atom) else scope.definition(atom)
-
-
 def _value(place: Place) -> Value:
     return Value(*place)
 
@@ -358,113 +290,3 @@ def _describe(place: Place) -> str:
     return (
         f"an input {short}" if found is None else f"{scope.eqns[found[0]].primitive.name} {short}"
     )
-
-
-def _cut(made: Any, axis: int, sizes: tuple[int, ...]) -> Cut | None:
-    """The array that all parts are cut from, where they lie side by side along the axis."""
-    boxes = [b for s, i, r in made if (b := _box(s, s.eqns[i], r)) is not None]
-    if len(boxes) < len(made):
-        return None
-    (value, starts, limits), *others = boxes
-    whole = value.atom.aval.shape
-    if len(others) and all(b[2][axis] - b[1][axis] == whole[axis] for b in boxes):
-        return None  # cut along other axes only
-    for (v, _, _), i in zip(others, range(1, len(boxes)), strict=True):
-        if v != value:
-            raise Stop("cut", f"part {i} cut from another array", "parts of one array")
-    spans = [(b[1][axis], b[2][axis]) for b in boxes]
-    if any(a[1] != b[0] for a, b in itertools.pairwise(spans)):
-        raise Stop("cut", f"parts {spans} along axis {axis}",
-                   "parts that each begin where the one before ends")  # fmt: skip
-    rest = {(_without(b[1], axis), _without(b[2], axis)) for b in boxes}
-    if len(rest) > 1:
-        raise Stop(
-            "cut", "parts cut differently along other axes", "one axis along which they differ"
-        )
-    _unsplit(value, axis)
-    limits = (*limits[:axis], spans[-1][1], *limits[axis + 1 :])
-    return Cut(value, axis, starts, limits)
-
-
-def _without(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return (*sizes[:axis], *sizes[axis + 1 :])
-
-
-def _box(
-    scope: Scope, eqn: Eqn, result: int
-) -> tuple[Value, tuple[int, ...], tuple[int, ...]] | None:
-    """Which part of which array a slice or split takes."""
-    if eqn.primitive is primitive("slice_p"):
-        strides = eqn.params["strides"]
-        if strides is not None and any(s != 1 for s in strides):
-            return None
-        starts, limits = (tuple(map(int, eqn.params[f"{n}_indices"])) for n in ("start", "limit"))
-        return _place(scope, eqn.invars[0]), starts, limits
-    if eqn.primitive is primitive("split_p"):
-        axis, sizes = int(eqn.params["axis"]), [int(s) for s in eqn.params["sizes"]]
-        shape, at = tuple(eqn.invars[0].aval.shape), sum(sizes[:result])
-        starts = (*(0,) * axis, at, *(0,) * (len(shape) - axis - 1))
-        limits = (*shape[:axis], at + sizes[result], *shape[axis + 1 :])
-        return _place(scope, eqn.invars[0]), starts, limits
-    return None
-
-
-def _place(scope: Scope, atom: Atom) -> Value:
-    """Where an array is made, seen out of calls, so that it is one value for all parts."""
-    while not jaxprs.is_literal(atom) and scope.definition(atom) is None:
-        step = scope.step(atom)
-        if step is None:
-            break
-        scope, atom = step
-    return Value(scope, atom)
-
-
-def _unsplit(value: Value, axis: int) -> None:
-    """Raises where the array is known to be split over devices along the axis."""
-    spec = getattr(getattr(value.atom.aval, "sharding", None), "spec", None) or ()
-    made = _made((value.scope, value.atom))
-    if made is not None:
-        eqn = value.scope.eqns[made[0]]
-        if eqn.primitive is primitive("sharding_constraint_p"):
-            spec = getattr(eqn.params["sharding"], "spec", None) or spec
-    if len(spec) > axis and spec[axis] is not None:
-        raise Stop("sharding", f"an array split as {spec}", f"axis {axis} whole on each device")
-
-
-def cut_from_one(scope: Scope, atoms: Sequence[Atom]) -> bool:
-    """Whether every one of several values is computed from a cut of one array, in the main."""
-    common: set[Value] | None = None
-    for atom in atoms:
-        found = _cuts_behind(scope, atom)
-        common = found if common is None else common & found
-        if not common:
-            return False
-    return bool(common)
-
-
-def _cuts_behind(scope: Scope, atom: Atom) -> set[Value]:
-    """The arrays that a value is cut from, each operation's first array looked behind."""
-    found: set[Value] = set()
-    bodies, barrier = _calls() | _custom(), primitive("optimization_barrier_p")
-    for _ in range(64):
-        if jaxprs.is_literal(atom):
-            break
-        made = scope.definition(atom)
-        if made is None and scope.is_shared:
-            break  # to say of a near miss that it is one is worth no second look at every call
-        if made is None or scope.eqns[made[0]].primitive in bodies:
-            step = scope.step(atom)
-            if step is None:
-                break
-            scope, atom = step
-            continue
-        eqn = scope.eqns[made[0]]
-        box = _box(scope, eqn, made[1])
-        if box is not None:
-            found.add(box[0])
-        at = made[1] if eqn.primitive is barrier else 0
-        array = next((a for a in eqn.invars[at:] if a.aval.ndim), None)
-        if array is None:
-            break
-        atom = array
-    return found

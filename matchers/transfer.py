@@ -8,7 +8,7 @@ from typing import Any
 
 from ..compat.assume_range import assume_range_p
 from ..compat.primitives import primitive
-from . import transfer_bits, transfer_layout, transfer_numeric, transfer_search
+from . import transfer_bits, transfer_exact, transfer_layout, transfer_numeric, transfer_search
 from .fact import Fact, limits, meet
 from .transfer_numeric import Rule
 
@@ -17,7 +17,13 @@ from .transfer_numeric import Rule
 def rules() -> dict[Any, tuple[Rule, bool]]:
     """For each primitive its rule, and whether that tells something of unknown operands."""
     table: dict[Any, tuple[Rule, bool]] = {assume_range_p: (assumed, True)}
-    for module in (transfer_numeric, transfer_bits, transfer_layout, transfer_search):
+    for module in (
+        transfer_numeric,
+        transfer_exact,
+        transfer_bits,
+        transfer_layout,
+        transfer_search,
+    ):
         for name, rule in module.RULES.items():
             found = primitive(name)
             if found is not None:

@@ -171,7 +171,7 @@ class _Search:
         self.found.steps.append(Step(eqn, tuple(operands), results))
 
     def _constant(self, scope: Scope, eqn: Eqn, atom: Atom) -> Constant:
-        known = scope.fact(atom).constant
+        known = scope.fact(atom).constant if _is_plain(eqn, atom) else None
         first = self.scope.eqns[self.found.sources[0]]
         narrow, wide = first.invars[0].aval.dtype, first.outvars[0].aval.dtype
         if known is not None and is_exact(known.value, narrow, wide):
@@ -207,6 +207,12 @@ class _Search:
             self.scope.eqns[readers[0]].primitive.name
         )  # fmt: skip
         self.found.troubles.append(Trouble("other-reader", name))
+
+
+def _is_plain(eqn: Eqn, atom: Atom) -> bool:
+    """Whether a constant operand can be made anew as a pad's or a concatenation's."""
+    spec = getattr(getattr(atom.aval, "sharding", None), "spec", None) or ()
+    return eqn.primitive is not primitive("stack_p") and all(s is None for s in tuple(spec))
 
 
 def _only_moves(scope: Scope, index: int) -> bool:

@@ -149,7 +149,7 @@ class Pass:
     ways: tuple[str, ...] = ()
     """Every name that ``alternatives`` may give at some site."""
     by_name: bool = False
-    """Runs only where it is asked for by name: today's compiler does as well without it."""
+    """Runs only where it is asked for by name: today it may cost more than it saves."""
 
     def choosing(self, name: str) -> Pass:
         """This pass with one of its alternatives everywhere; where that isn't open, it declines.

@@ -103,6 +103,9 @@ class Declared:
     path: str
     output: int
     """Its position among the function's flat outputs."""
+    told_where: bool
+    """Whether the user said which output is the gradients: then what makes one may be a product
+    that no backward pass of jax's made."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,8 @@ def _resolve(frozen: Frozen, out: Any, out_tree: Any) -> list[Declared]:
         )
     names = paths(grads)
     chosen = _chosen(frozen.leaves, names, jax.tree.structure(grads))
-    return [Declared(n, i) for n, i, c in zip(names, leaves, chosen, strict=True) if c]
+    told = frozen.grads is not _whole
+    return [Declared(n, i, told) for n, i, c in zip(names, leaves, chosen, strict=True) if c]
 
 
 def _chosen(leaves: Any, names: Sequence[str], structure: Any) -> list[bool]:

@@ -3,11 +3,18 @@
 before:  ``where(False, dw, 0)``, ``dw`` summed over micro-batches and devices
 after:   ``0``
 
-It helps wherever weights are frozen by a mask on gradients or updates, which jax can't see through
-a loop: the weight's matrix product, the reduce-scatter of what it makes and the accumulator that a
-loop carries are paid for in every micro-batch. It costs nothing. What flows through a frozen weight
-into activations stays. The compiler removes an unread result, and in a loop what it carries only
-for itself; it never knows what a caller will ignore, which ``frozen=`` declares: docs/optimize.md.
+It helps where another function will drop the gradient, which neither jax nor a compiler can know
+and ``frozen=`` declares (docs/optimize.md): the weight's matrix product, the reduce-scatter of what
+it makes and the accumulator that a loop carries are paid for in every micro-batch. It costs
+nothing. What flows through a frozen weight into activations stays.
+
+Compiled for TPU7x by libtpu 0.0.52, of two layers bf16[4096,2048] × f32[2048,2048] with the first
+declared frozen, `relower cost` gives at least 260,640 cycles before and 156,384 after for its HBM
+bytes and FLOPs, and 50 and 34 MB of temporaries; of four micro-batches in a scan, 1,042,558 and
+625,535, 134 and 109 MB. Where the mask is in the same function, on one device, the compiler drops
+the product and the accumulator itself: 156,384 before and after behind ``where(False, …)``, 625,535
+for a sum in a scan that nothing reads. There the rewrite makes the program smaller, and its report
+says what a reader of the gradient would cost. With collectives that has not been measured.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ operands. The compiler can't do it: it doesn't know that the keys differ. The wa
 TPU7x cycles for 81,920 positions, 106,054 before (libtpu 0.0.52):
 
 - ``at_hand``: what the permutation is itself the argsort of; nothing.
-- ``threaded``: the same, brought from the body of another scan, as a forward's for its backward.
+- ``threaded``: the same, brought from the body of another scan, as a forward's for its backward,
+  which then keeps it for all iterations; up to 1 GiB of it.
 - ``packed``: one word for permutation and slot where 32 bits hold two positions; 20,952.
 - ``pairs``: the unstable sort; 81,987.
 - ``counting``: ranks counted from the integers that ``p`` is the stable order of; 227,953 where
@@ -42,6 +43,7 @@ from ..matchers.inverse_site import inverse_call, masked_inverse, sorted_keys
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .parts import inverse_permutation_ways as ways
+from .parts.brought import too_large
 
 _FREE, _SORTS = ("at_hand", "threaded"), ("packed", "pairs")
 _PACKED, _PAIRS = 20_952 / 81_920, 81_987 / 81_920
@@ -120,7 +122,8 @@ def _ways(match: Match) -> Mapping[str, ways.Way]:
         there = find_inverse_elsewhere(scope, permutation) if here is None else None
     found["at_hand"] = ways.at_hand(match, here)
     by_loop = here is not None and came_by_loop(scope, here)
-    found["threaded"] = ways.at_hand(match, here if by_loop else None, there)
+    large = None if there is None else too_large(scope, permutation)
+    found["threaded"] = large or ways.at_hand(match, here if by_loop else None, there)
     if "argsort" in match.captures:
         found |= {name: getattr(ways, name)(match) for name in ("packed", "pairs", "scatter")}
     return found | {"counting": ways.counting(match)}

@@ -12,7 +12,8 @@ takes 568,598 (libtpu 0.0.52). The compiler doesn't know that ``p`` is a permuta
 is ``+0.0``, so the sign of a zero may differ.
 
 Three ways, the first that is open: ``at_hand``, an inverse in the same body; ``threaded``, one that
-the body has where ``p`` was made, as a forward scan for its backward; ``made`` by a sort.
+the body has where ``p`` was made, as a forward scan for its backward, which then keeps it for all
+iterations, up to 1 GiB; ``made`` by a sort.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ..matchers.pattern import Mismatch, describe_atom
 from ..matchers.row_scatter import Rows, drops, row_axis, row_dimension, rows_of
 from ..matchers.wrapped_index import plain_value
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .parts.brought import too_large
 from .parts.row_gather import gathered_rows
 from .parts.scatter_site import into_zeros, no_whole_slices
 
@@ -102,7 +104,7 @@ def _ways(match: Match) -> Mapping[str, Replacement | Reason]:
         at_hand = _by_gather(match, here)
         threaded = at_hand if came_by_loop(match.scope, here) else threaded
     elif there is not None:
-        threaded = _by_gather(match, None, there)
+        threaded = too_large(match.scope, p) or _by_gather(match, None, there)
     return {"at_hand": at_hand, "threaded": threaded, "made": _by_gather(match, None)}
 
 

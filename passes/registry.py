@@ -83,7 +83,7 @@ def select(
 ) -> tuple[Pass, ...]:
     """The passes to run: those named, or all that the contract admits, without those disabled.
 
-    Some run only if they are named: today's compiler does as well without them.
+    Some run only if they are named: with today's compiler they may cost more than they save.
 
     Args:
       passes: names, or None.

@@ -31,8 +31,9 @@ from jax import lax
 from ..compat.jaxprs import Atom
 from ..compat.primitives import primitive
 from ..matchers.along import Stop
+from ..matchers.cuts import cut_from_one
 from ..matchers.graph import OUTPUT, Scope, Value
-from ..matchers.lockstep import Chain, chain_of, cut_from_one
+from ..matchers.lockstep import Chain, chain_of
 from ..matchers.origin import reach
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .parts.whole_chain import leaves, run, signature
@@ -147,8 +148,9 @@ def _replace(match: Match) -> Replacement:
         return [run(chain.root, dict(zip(values, given, strict=True)))]
 
     atoms = tuple(operands[v] for v in values)
-    key = signature(chain.root, values)
-    return Replacement(atoms, tuple(match.eqn.outvars), whole, key, match.captures["wants"])
+    wants = match.captures["wants"]
+    key = signature(chain.root, values) if wants is None else None
+    return Replacement(atoms, tuple(match.eqn.outvars), whole, key, wants)
 
 
 def fake_quantised(w: jax.Array) -> jax.Array:

@@ -16,7 +16,10 @@ inverse and gets it through a loop or a shard_map.
 
 Finite matrices are the contract's: an inverse that overflows may do so at another element.
 
-FIGURES
+For 64 matrices of 128 rows, libtpu 0.0.52 estimates 1,213,491 TPU7x cycles for the solve, 1,194,467
+of them to invert its diagonal blocks, and 110,176 for the twelve products of the levels alone; the
+refinement's two come on top. For matrices of 64 rows the analysis of the solve aborts; the products
+of the levels take 46,406 there. The compiler doesn't do it.
 """
 
 from __future__ import annotations

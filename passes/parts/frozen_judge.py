@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import jax.numpy as jnp
+
 from ...compat import jaxprs
 from ...compat.jaxprs import Var
 from ...compat.mesh_types import differs_only_in_mesh
@@ -55,7 +57,7 @@ class Judged:
 def judge(flow: Dataflow, request: Request) -> Judged | None:
     """Judge a program; None where it has no backward pass and nothing is declared."""
     made = transposed_makers(flow)
-    if not made and not request.leaves:
+    if not flow.root.eqns or not (made or request.leaves):
         return None
     return _Judge(flow, request, made).run()
 
@@ -87,14 +89,15 @@ class _Judge:
         found = list(declared)
         claimed = {_key(p) for g in declared for p in g.places}
         rest = [p for p in self.made if _key(p) not in claimed]
-        dead, live = _told_apart(demand)
+        dead, _ = _told_apart(demand)
+        needed = [p for p in rest if not dead(p)]
         named = any(g.dropped for g in declared)
         masked = self._grouped([p for p in rest if dead(p)], demand, dropped=True)
         found += [g for g in masked if g.path is not None or not named]
         if self.cutter.zeros and not self.request.finite_grads:
-            found += self._times_zero([p for p in rest if live(p)], demand)
+            found += self._times_zero(needed, demand)
         known = {g.path for g in found}
-        for gradient in self._returned_unchanged([p for p in rest if live(p)], demand):
+        for gradient in self._returned_unchanged(needed, demand):
             if gradient.path not in known:
                 found.append(gradient)
         return Judged(tuple(found), demand)
@@ -108,8 +111,9 @@ class _Judge:
         zeroed = frozenset(o for o, (_, g) in found.items() if not g.found)
         while True:
             demand = self.demands.of(self.root, self.everything, zeroed)
-            _, live = _told_apart(demand)
-            kept = {o for o in zeroed if any(map(live, found[o][1].places))}
+            dead, _ = _told_apart(demand)
+            # Of a body that several calls share, one that can do without is taken for this one.
+            kept = {o for o in zeroed if not all(map(dead, found[o][1].places))}
             if not kept:
                 break
             zeroed -= kept  # what these keep alive may be what others are made of
@@ -131,7 +135,8 @@ class _Judge:
             return replace(gradient, found=what)
         for scope, index in places:
             eqn = scope.eqns[index]
-            if eqn.primitive not in makers() and not is_transposed(scope, index):
+            by_hand = leaf.told_where and eqn.primitive in makers()
+            if not by_hand and not is_transposed(scope, index):
                 where = _place_of(scope, index)
                 found = f"what {eqn.primitive.name} makes at {where}, in no backward pass"
                 return replace(gradient, found=found)
@@ -172,6 +177,8 @@ class _Judge:
     def _returned_unchanged(self, places: Sequence[Place], demand: Demand) -> list[Gradient]:
         """Gradients of parameters that come out as they went in, though something reads them."""
         unchanged = _unchanged(self.root)
+        if not unchanged:
+            return []
         mine = [p for p in places if set(self.parameters.behind(p)) & unchanged]
         gradients = self._grouped(mine, demand, dropped=False) if mine else []
         return [g for g in gradients if g.path is not None and g.readers]
@@ -321,7 +328,7 @@ def _carry_dropped(demand: Demand, carry: tuple[Scope, int, int]) -> bool:
 
 
 def _unchanged(root: Scope) -> set[int]:
-    """Inputs of the program that it returns as they are, or with zero added."""
+    """Parameters, by input, that the program returns as they are, or with zero added."""
     found: set[int] = set()
     for atom in jaxprs.opened(root.body).outvars:
         value = root.resolve(atom)
@@ -333,6 +340,8 @@ def _unchanged(root: Scope) -> set[int]:
                     value = scope.resolve(producer.eqn.invars[operand])
         if value.scope is root and not jaxprs.is_literal(value.atom):
             position = root.position(value.atom)
-            if position is not None:
+            aval = value.atom.aval
+            # A count of steps is no parameter.
+            if position is not None and aval.shape and jnp.issubdtype(aval.dtype, jnp.floating):
                 found.add(position)
     return found

@@ -96,9 +96,12 @@ _UNROLLED = 16
 def _chosen(ids: Any, values: Any, places: int) -> Any:
     shape = (places, *ids.shape[1:])
     across = tuple(range(1, len(shape)))
-    spread = lambda x: lax.broadcast_in_dim(x, shape, across)
+
+    def row(x: Any, i: int) -> Any:
+        one = lax.index_in_dim(x, i, 0, keepdims=False)
+        return lax.broadcast_in_dim(one, shape, across)
+
     place = lax.broadcasted_iota(ids.dtype, shape, 0)
-    row = lambda x, i: spread(lax.index_in_dim(x, i, 0, keepdims=False))
     found = lax.full_like(row(values, 0), 0)
     for i in range(ids.shape[0]):
         found = lax.select(row(ids, i) == place, row(values, i), found)

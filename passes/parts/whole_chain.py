@@ -12,8 +12,8 @@ from jax import lax
 
 from ...compat import jaxprs, tracing
 from ...matchers.along import on_whole
+from ...matchers.chain import Call, Cut, Input, Node, Shared, Step
 from ...matchers.graph import Value
-from ...matchers.lockstep import Call, Cut, Input, Node, Shared, Step
 
 
 def leaves(root: Node) -> list[Value]:

@@ -252,7 +252,7 @@ def test_explain(capfd, parsed):
     assert "argsort_unique_pairs  sort" in out
     assert f"cases.py:{line}" in out
     assert "declined (1)" in out
-    assert "    instead of argsort_packed_key: unknown-range" in out
+    assert "    instead of argsort_packed_key: key-dtype" in out
     assert "    instead of inverse_permutation: not-a-permutation" in out
     assert "maybe-negative: the index is not known to be at least 0" in out
     assert "1 applied, 1 declined" in out.splitlines()[-1]

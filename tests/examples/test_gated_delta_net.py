@@ -211,4 +211,4 @@ def test_a_late_cast_saves_the_copy_and_a_fifth_of_the_cycles():
 @compiled
 def test_the_kernel_compiles_with_dense_stacks():
     for found in costs(gdn.conv_kernel(), "stable_stack"):
-        assert list(found.kernels) == ["causal_conv"]
+        assert [op.name.partition(".")[0] for op in found.kernels] == ["causal_conv"]

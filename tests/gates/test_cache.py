@@ -216,6 +216,19 @@ def test_what_is_not_kept(lowering):
     assert lowering.kept().troubles == []
 
 
+def test_what_is_not_kept_for_one_reason_is_said_once(tmp_path):
+    cache = Cache(tmp_path)
+    mark = ": not kept in the cache: "
+    cache.troubles += ["the cache can't be written: full"]
+    cache.troubles += [f"{name}{mark}x.py was written" for name in ("a.py:f", "b.py:g", "a.py:f")]
+    cache.troubles += [f"c.py:h{mark}it used a socket"]
+    assert cache.remarks() == [
+        "the cache can't be written: full",
+        f"2 programs{mark}x.py was written",
+        f"c.py:h{mark}it used a socket",
+    ]
+
+
 def exchanged(x, name):
     """As a whole folder, so that no time of the file itself shows it."""
     (x.folder / name).rename(x.folder / "old")

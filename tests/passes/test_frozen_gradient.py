@@ -22,6 +22,7 @@ from relower.compat.source import is_kept
 from relower.matchers import demand
 from relower.passes import frozen as declarations
 from relower.passes import registry
+from relower.passes.engine import check
 from relower.passes.parts import frozen_judge
 
 NAME = "frozen_gradient"
@@ -183,6 +184,7 @@ def everywhere(place, way):
     more = transposed_dots(done, *args) - transposed_dots(fn, *args)
     assert not more
     assert fewer[(5, 6)] or fewer[(3, 5, 6)]
+    check.check_closed(jax.make_jaxpr(done)(*args))
     got, want = jax.jit(done)(*args), jax.jit(fn)(*args)
     if told:
         assert not np.any(got["kernel"])
@@ -369,7 +371,8 @@ def test_a_product_with_zero_needs_an_assumption(why):
     (lambda p, xs: (in_scan(p, xs), p)[1], "an argument of the function"),
     (lambda p, xs: zeros(p), "a constant"),
     (lambda p, xs: jax.tree.map(jnp.exp, p), "what exp makes at "),
-], ids=["updated", "argument", "constant", "other"])  # fmt: skip
+    (lambda p, xs: {"kernel": xs[0] @ p["first"] @ p["kernel"]}, "what dot_general makes at "),
+], ids=["updated", "argument", "constant", "other", "activation"])  # fmt: skip
 def test_outputs_that_hold_no_gradient(why, fn, found):
     args = data()
     report = explain(fn, *args, passes=[NAME], frozen="kernel")
@@ -378,6 +381,34 @@ def test_outputs_that_hold_no_gradient(why, fn, found):
     assert f"found {found}" in reasons[0]
     got = jax.jit(optimize(fn, frozen="kernel"))(*args)
     assert differing(got, jax.jit(fn)(*args)) == []
+
+
+def test_a_gradient_by_hand_is_one_where_it_is_said_to_be():
+    def fn(w, x):
+        y = x @ w
+        return y, {"kernel": x.T @ (2 * y)}
+
+    p, xs = data()
+    args = p["first"], xs[0]
+    (leaf,) = explain(fn, *args, frozen=Frozen("kernel", grads=lambda out: out[1])).frozen
+    assert leaf.status.value == "applied"
+    (leaf,) = explain(fn, *args, frozen="kernel").frozen
+    assert [r.code for r in leaf.reasons] == ["no-gradient"]
+
+
+def test_calls_of_one_function_are_told_apart():
+    grads = jax.jit(jax.grad(loss))
+
+    def fn(p, q, x):
+        return {"frozen": grads(p, x), "trained": grads(q, x)}
+
+    p, xs = data()
+    q = data(1)[0]
+    leaves = explain(fn, p, q, xs[0], frozen="frozen/kernel").frozen
+    assert [leaf.status.value for leaf in leaves] == ["applied"]
+    got = jax.jit(optimize(fn, frozen="frozen/kernel"))(p, q, xs[0])
+    assert differing(got, jax.jit(fn)(p, q, xs[0])) == ["frozen/kernel"]
+    assert not np.any(got["frozen"]["kernel"])
 
 
 def test_an_accumulator_handed_in_is_no_parameter():

@@ -192,9 +192,15 @@ def test_gradients_under_shard_map(equal_bits, kind):
         both_orders(equal_bits, wrap, x, TAPS)
 
 
-def test_a_pad_in_a_shard_map(same):
+@pytest.mark.parametrize("layout", ["pad", "concat with zeros"])
+def test_constants_in_a_shard_map(same, layout):
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
-    fn = lambda x: windows(jnp.pad(x.astype(np.float32), ((0, 0), (3, 0), (0, 0))))
+    if layout == "pad":
+        fn = lambda x: windows(jnp.pad(x.astype(np.float32), ((0, 0), (3, 0), (0, 0))))
+    else:
+        fn = lambda x: windows(
+            jnp.concatenate([jnp.zeros((1, 3, 6), np.float32), x.astype(np.float32)], axis=1)
+        )
     part = jax.shard_map(fn, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
     same(part, X, passes=[NAME], applied=ONE)
 
@@ -235,6 +241,14 @@ def test_a_pad_by_nan_or_by_an_argument_is_declined(why):
                    explain(given, X, np.float32(0), passes=[NAME])):  # fmt: skip
         ((reason,),) = why(report, NAME)
         assert reason.startswith("pad-constant: ")
+
+
+def test_a_constant_in_a_stack_is_declined(why):
+    fn = lambda x: (lambda w: (jnp.stack([w[:, 1:], jnp.zeros((2, 10, 6))]), w[:, :3]))(
+        x.astype(np.float32)
+    )
+    ((reason,),) = why(explain(fn, X, passes=[NAME]), NAME)
+    assert reason.startswith("joined: ")
 
 
 def test_an_output_is_a_reader(why):

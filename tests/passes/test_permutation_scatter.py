@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from relower import PassNotApplicable, assume_range, explain, optimize
 from relower.passes import permutation_scatter, registry
+from relower.passes.parts import brought
 
 NAME = "permutation_scatter"
 ONE = {NAME: 1}
@@ -474,6 +475,19 @@ def test_the_forward_scans_order_serves_its_backward(eqns_of):
     equal(SCANNED, *LAYERS, way="threaded", applied=ONE)
     equal(SCANNED, *LAYERS, way="made", applied=ONE)
     equal(SCANNED, *LAYERS, way="at_hand", applied={})
+
+
+def test_declines_to_keep_too_much_for_the_backward(monkeypatch):
+    """Three iterations keep an inverse of N each; then one is made."""
+    monkeypatch.setattr(brought, "MOST_BYTES", 3 * N * 4)
+    equal(SCANNED, *LAYERS, way="threaded", applied=ONE)
+    monkeypatch.setattr(brought, "MOST_BYTES", 3 * N * 4 - 1)
+    report = equal(SCANNED, *LAYERS, way="threaded", applied={})
+    found = [r for s in report.declined for r in s.reasons if r.code == "residuals"]
+    assert [(r.found, r.wanted) for r in found] == [
+        (f"{3 * N * 4:,} bytes", f"at most {3 * N * 4 - 1:,}")
+    ]
+    equal(SCANNED, *LAYERS, applied=ONE)
 
 
 def test_the_gradient_of_what_was_optimized(eqns_of):

@@ -42,7 +42,7 @@ def compiler(monkeypatch):
             if error is not None:
                 raise error
             for pattern in fails:
-                if re.search(pattern, text):
+                if any("static_llo_profile" in f for f in flags) and re.search(pattern, text):
                     raise CompileFailed("it died", "crash", staged.name)
             cycles = 1 + sum(p * len(re.findall(pattern, text)) for pattern, p in prices.items())
             missing = sum(bool(re.search(pattern, text)) for pattern in sparse)
@@ -225,11 +225,11 @@ def test_operations_without_a_figure_on_both_sides_do_not_matter(compiler):
     assert only(explain(order, IDS, passes=["argsort_packed_key"], choose="measured")).measured
 
 
-def test_two_rungs_are_never_compared(compiler, monkeypatch):
-    """The packed form can't be profiled: it has bundles at best, and those are no cycles."""
+def test_two_rungs_are_never_compared(compiler):
+    """The packed form's analysis dies, so that it has counts at best, and those are no cycles."""
     compiler({STABLE: 1000, UNSTABLE: 2000}, fails=[PACKED])
     site = only(explain(order, IDS, passes=["argsort_packed_key"], choose="measured"))
-    assert site.measured.why == "the TPU compiler died" or "it died" in site.measured.why
+    assert site.measured.why == "they stand on different rungs: counts, fragment"
     assert site.measured.chosen is None
 
 

@@ -1,0 +1,143 @@
+"""Recognise slices of one array that lie side by side."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from ..compat import jaxprs
+from ..compat.jaxprs import Atom, Eqn
+from ..compat.primitives import primitive
+from .along import Stop
+from .chain import Cut
+from .graph import Scope, Value
+
+
+@functools.cache
+def calls() -> frozenset[Any]:
+    """Calls that say nothing of derivatives."""
+    return frozenset(primitive(n) for n in ("jit_p", "closed_call_p", "call_p")) - {None}
+
+
+@functools.cache
+def custom() -> frozenset[Any]:
+    """Calls with a derivative of their own."""
+    return frozenset(primitive(n) for n in ("custom_jvp_call_p", "custom_vjp_call_p")) - {None}
+
+
+def made_by(place: tuple[Scope, Atom]) -> tuple[int, int] | None:
+    """The equation, and which of its results, that binds a variable in its scope."""
+    scope, atom = place
+    return None if jaxprs.is_literal(atom) else scope.definition(atom)
+
+
+def cut(made: Any, axis: int) -> Cut | None:
+    """The array that all parts are cut from, where they lie side by side along the axis."""
+    boxes = [b for s, i, r in made if (b := box(s, s.eqns[i], r)) is not None]
+    if len(boxes) < len(made):
+        return None
+    (value, starts, limits), *others = boxes
+    whole = value.atom.aval.shape
+    if len(others) and all(b[2][axis] - b[1][axis] == whole[axis] for b in boxes):
+        return None  # cut along other axes only
+    for (v, _, _), i in zip(others, range(1, len(boxes)), strict=True):
+        if v != value:
+            raise Stop("cut", f"part {i} cut from another array", "parts of one array")
+    spans = [(b[1][axis], b[2][axis]) for b in boxes]
+    if any(a[1] != b[0] for a, b in itertools.pairwise(spans)):
+        raise Stop("cut", f"parts {spans} along axis {axis}",
+                   "parts that each begin where the one before ends")  # fmt: skip
+    rest = {(_without(b[1], axis), _without(b[2], axis)) for b in boxes}
+    if len(rest) > 1:
+        raise Stop(
+            "cut", "parts cut differently along other axes", "one axis along which they differ"
+        )
+    _unsplit(value, axis)
+    limits = (*limits[:axis], spans[-1][1], *limits[axis + 1 :])
+    return Cut(value, axis, starts, limits)
+
+
+def _without(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return (*sizes[:axis], *sizes[axis + 1 :])
+
+
+def box(
+    scope: Scope, eqn: Eqn, result: int
+) -> tuple[Value, tuple[int, ...], tuple[int, ...]] | None:
+    """Which part of which array a slice or split takes."""
+    if eqn.primitive is primitive("slice_p"):
+        strides = eqn.params["strides"]
+        if strides is not None and any(s != 1 for s in strides):
+            return None
+        starts, limits = (tuple(map(int, eqn.params[f"{n}_indices"])) for n in ("start", "limit"))
+        return _place(scope, eqn.invars[0]), starts, limits
+    if eqn.primitive is primitive("split_p"):
+        axis, sizes = int(eqn.params["axis"]), [int(s) for s in eqn.params["sizes"]]
+        shape, at = tuple(eqn.invars[0].aval.shape), sum(sizes[:result])
+        starts = (*(0,) * axis, at, *(0,) * (len(shape) - axis - 1))
+        limits = (*shape[:axis], at + sizes[result], *shape[axis + 1 :])
+        return _place(scope, eqn.invars[0]), starts, limits
+    return None
+
+
+def _place(scope: Scope, atom: Atom) -> Value:
+    """Where an array is made, seen out of calls, so that it is one value for all parts."""
+    while not jaxprs.is_literal(atom) and scope.definition(atom) is None:
+        step = scope.step(atom)
+        if step is None:
+            break
+        scope, atom = step
+    return Value(scope, atom)
+
+
+def _unsplit(value: Value, axis: int) -> None:
+    """Raises where the array is known to be split over devices along the axis."""
+    spec = getattr(getattr(value.atom.aval, "sharding", None), "spec", None) or ()
+    made = made_by((value.scope, value.atom))
+    if made is not None:
+        eqn = value.scope.eqns[made[0]]
+        if eqn.primitive is primitive("sharding_constraint_p"):
+            spec = getattr(eqn.params["sharding"], "spec", None) or spec
+    if len(spec) > axis and spec[axis] is not None:
+        raise Stop("sharding", f"an array split as {spec}", f"axis {axis} whole on each device")
+
+
+def cut_from_one(scope: Scope, atoms: Sequence[Atom]) -> bool:
+    """Whether every one of several values is computed from a cut of one array, in the main."""
+    common: set[Value] | None = None
+    for atom in atoms:
+        found = _cuts_behind(scope, atom)
+        common = found if common is None else common & found
+        if not common:
+            return False
+    return bool(common)
+
+
+def _cuts_behind(scope: Scope, atom: Atom) -> set[Value]:
+    """The arrays that a value is cut from, each operation's first array looked behind."""
+    found: set[Value] = set()
+    bodies, barrier = calls() | custom(), primitive("optimization_barrier_p")
+    for _ in range(64):
+        if jaxprs.is_literal(atom):
+            break
+        made = scope.definition(atom)
+        if made is None and scope.is_shared:
+            break  # to say of a near miss that it is one is worth no second look at every call
+        if made is None or scope.eqns[made[0]].primitive in bodies:
+            step = scope.step(atom)
+            if step is None:
+                break
+            scope, atom = step
+            continue
+        eqn = scope.eqns[made[0]]
+        taken = box(scope, eqn, made[1])
+        if taken is not None:
+            found.add(taken[0])
+        at = made[1] if eqn.primitive is barrier else 0
+        array = next((a for a in eqn.invars[at:] if a.aval.ndim), None)
+        if array is None:
+            break
+        atom = array
+    return found
