@@ -177,13 +177,15 @@ def _products(
 ) -> list[jax.Array]:
     """The tile's products with both weights, in float32."""
     contracted = 1 if problem.transpose_rhs else 0
+    # Products of bfloat16 are exact in float32, and Mosaic has no other kind for them.
+    precision = problem.precision if lhs.dtype == jnp.float32 else None
     left = _without_rest(lhs[...], 1, size.k, tiling.k, step)
     return [
         lax.dot_general(
             left,
             _without_rest(w[...], contracted, size.k, tiling.k, step),
             (((1,), (contracted,)), ((), ())),
-            precision=problem.precision,
+            precision=precision,
             preferred_element_type=jnp.float32,
         )
         for w in weights

@@ -347,7 +347,8 @@ def test_mosaic_compiles_it_for_tpu7x(name):
     offset = S((), jnp.int32)
     loss = lambda x, w, s: (grouped_swiglu(x, w, s)[0].astype(jnp.float32) ** 2).sum()
     fn, args = {
-        "bfloat16": (lambda x, w, s, o: grouped_swiglu(x, w, s, group_offset=o, with_gemm=True),
+        "bfloat16": (lambda x, w, s, o: grouped_swiglu(x, w, s, group_offset=o, with_gemm=True,
+                                                       precision=lax.Precision.HIGHEST),
                      (x, w, sizes, offset)),
         "float32": (lambda x, w, s: grouped_swiglu(x, w, s, transpose_rhs=True, gate_first=False),
                     (S((1000, 512), jnp.float32), t, sizes)),
