@@ -76,7 +76,7 @@ def _checked(request: dict[str, Any], program: Any = None) -> list[str]:
         return []
     from .origins import check
 
-    return check(request["tree"], program, _RECORDER.sources(), _RECORDER.used())
+    return check(request["tree"], program, _RECORDER)
 
 
 def _stage(request: dict[str, Any]) -> Any:
