@@ -165,7 +165,7 @@ class ProgramAssertions:
             pytest.fail.Exception: it can't be lowered, or misses what its case expects.
         """
         __tracebackhide__ = True
-        if callable(what) and level is not None and not isinstance(level, str):
+        if _untupled(what, level):
             _undecided(
                 "found a function and an argument beside it; wanted them in one tuple, as in "
                 "program.lower((f, x))"
@@ -253,6 +253,11 @@ class ProgramAssertions:
             )
             answer = run(job, timeout=TIMEOUT, cwd=self._root)
             return load(output), answer["expect"]
+
+
+def _untupled(what: object, level: object) -> bool:
+    """Whether a function was given with an argument where the level belongs."""
+    return callable(what) and level is not None and not isinstance(level, str)
 
 
 def _alike(x: object, y: object) -> bool:

@@ -127,7 +127,7 @@ class Recorder:
             folder = "." if arguments[0] is None else arguments[0]
             self._list(folder, self.searched if (found := _for_imports()) else self.listed)
             if not found and not _of(sys._getframe(1), _METADATA):
-                self.asked.add(self._path(folder) or "")
+                self.asked.update(filter(None, [self._path(folder)]))
         elif event in _OPAQUE:
             if not _by_a_library(sys._getframe(1)):
                 self.libraries.discard(event)
