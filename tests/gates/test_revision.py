@@ -229,6 +229,20 @@ def test_questions_about_the_host_are_a_note(repo, hook, tmp_path):
     ]
 
 
+def test_an_installed_package_for_itself_and_for_the_case(repo, hook, tmp_path):
+    folder = tmp_path / "site-packages"
+    write(folder, starts_py="import os\nos.system('true')\ndef go(): os.system('true')\n")
+    path = {"PYTHONPATH": os.pathsep.join((hook["PYTHONPATH"], str(folder)))}
+    write(repo, jobs__train_py=f"{TRAIN}\nimport starts\n")
+    git(repo, "commit", "-qam", "two")
+    _, notes = lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", path)
+    assert notes == ["HEAD: installed packages used os.system: what came that way isn't seen"]
+    write(repo, jobs__train_py=f"{TRAIN}\nimport starts; starts.go()\n")
+    git(repo, "commit", "-qam", "three")
+    with pytest.raises(ChildFailed, match=r"the case used os\.system"):
+        lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", path)
+
+
 def test_what_no_revision_has(repo, hook, tmp_path):
     write(repo, src__package__generated_py="", jobs__data_txt="4")
     more = f"\nopen({str(repo / 'jobs/data.txt')!r}).read()\n"
