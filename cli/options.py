@@ -11,10 +11,8 @@ from ..gates.child import Job, passes_from
 from ..gates.config import LONGEST_TIMEOUT
 from ..lowering.errors import InputError
 
-CASE_HELP = (
-    "FILE.py:NAME, FILE.py:NAME[KEY] for one of a dict of cases, or either with @REV for the files "
-    "of a git revision"
-)
+FILE_HELP = "FILE.py:NAME, or FILE.py:NAME[KEY] for one of a dict of cases"
+CASE_HELP = f"{FILE_HELP}; with @REV, the files of a git revision"
 Subparsers = Any
 
 

@@ -12,7 +12,7 @@ from ..gates.probe import VARIATIONS, Outcome, ProbeResult, probe, variations
 from ..gates.render import indented, plural, show
 from ..lowering.change import Verdict
 from ..lowering.program import LEVELS
-from .options import CASE_HELP, Subparsers, add_command, add_jobs, add_lowering, job
+from .options import FILE_HELP, Subparsers, add_command, add_jobs, add_lowering, job
 from .show import console, print_json, progress
 
 GROUPS_SHOWN = 5
@@ -22,7 +22,7 @@ _MARK = {"stable": ("✓", "green"), "unstable": ("✗", "red"), "undecided": ("
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "probe", _run, summary)
-    parser.add_argument("case", help=CASE_HELP)
+    parser.add_argument("case", help=FILE_HELP)
     parser.add_argument(
         "--level", action="append", choices=LEVELS, help="may be given again; default: all"
     )

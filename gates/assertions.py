@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -24,7 +25,7 @@ from ..lowering.program import LEVELS, Level, Program
 from .child import Job, run
 from .containment import checked, strays
 from .render import plain
-from .revision import is_case
+from .revision import is_case, split_revision
 from .vacuity import unmet, work
 
 if TYPE_CHECKING:
@@ -164,6 +165,11 @@ class ProgramAssertions:
             pytest.fail.Exception: it can't be lowered, or misses what its case expects.
         """
         __tracebackhide__ = True
+        if _untupled(what, level):
+            _undecided(
+                "found a function and an argument beside it; wanted them in one tuple, as in "
+                "program.lower((f, x))"
+            )
         levels = LEVELS if level is None else (level,)
         if level is not None and level not in LEVELS:
             _undecided(f"level {level!r}: wanted one of {', '.join(LEVELS)}")
@@ -180,7 +186,7 @@ class ProgramAssertions:
         self, a: Comparable, b: Comparable, level: Level, allow: Sequence[str]
     ) -> Difference:
         __tracebackhide__ = True
-        if a is b or (isinstance(a, str) and a == b):
+        if self._same(a, b):
             _undecided("a program is compared with itself: that shows nothing")
         sides = (self.lower(a, level), self.lower(b, level))
         for name, side in zip("ab", sides):
@@ -193,6 +199,23 @@ class ProgramAssertions:
         if found.verdict is Verdict.UNKNOWN:
             _undecided(f"it can't be decided whether the programs differ\n{_text(found)}")
         return found
+
+    def _same(self, a: Comparable, b: Comparable) -> bool:
+        """Whether both say the same: one path in two spellings, tuples of the same things."""
+        if isinstance(a, str) and isinstance(b, str):
+            return self._place(a) == self._place(b)
+        if isinstance(a, tuple) and isinstance(b, tuple):
+            return len(a) == len(b) and all(map(_alike, a, b))
+        return a is b
+
+    def _place(self, what: str) -> tuple[str, str]:
+        """The real path of a file, and what is named in it."""
+        file, name = what, ""
+        if is_case(what):
+            plain = split_revision(what)[0]
+            file = plain.rpartition(":")[0]
+            name = what[len(file) :]
+        return os.path.realpath(self._root / file), name
 
     def _lowered(
         self, what: Comparable, levels: tuple[Level, ...]
@@ -230,6 +253,20 @@ class ProgramAssertions:
             )
             answer = run(job, timeout=TIMEOUT, cwd=self._root)
             return load(output), answer["expect"]
+
+
+def _untupled(what: object, level: object) -> bool:
+    """Whether a function was given with an argument where the level belongs."""
+    return callable(what) and level is not None and not isinstance(level, str)
+
+
+def _alike(x: object, y: object) -> bool:
+    """Whether two things are one; a method is made anew each time it is looked up."""
+    return x is y or (
+        isinstance(x, MethodType)
+        and isinstance(y, MethodType)
+        and (x.__self__ is y.__self__ and x.__func__ is y.__func__)
+    )
 
 
 def _quiet_libtpu() -> None:

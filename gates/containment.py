@@ -44,12 +44,17 @@ def checked(patterns: Sequence[str], where: str) -> tuple[str, ...]:
     """``patterns``, each of which names a kernel or a scope.
 
     Raises:
-        InputError: one has another form.
+        InputError: one has another form, or would match any scope.
     """
     for pattern in patterns:
         kind, colon, name = pattern.partition(":")
         if kind not in ("kernel", "scope") or not colon or not name.strip("/"):
             raise InputError(f"{where}: {pattern!r}; wanted 'kernel:NAME' or 'scope:PATH'")
+        if kind == "scope" and set(name) <= set("*?/"):
+            raise InputError(
+                f"{where}: {pattern!r} takes in any scope, so it would always hold; wanted a "
+                "component with a name, as in 'scope:router'"
+            )
     return tuple(patterns)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..lowering.errors import InputError
 from ..lowering.program import Location, Program
+from .recorder import Recorder
 
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
 _OWN = __package__.partition(".")[0]
@@ -99,19 +100,17 @@ def follow(revision: Mapping[str, str]) -> Tree:
     return tree
 
 
-def check(tree: Tree, program: Program | None, opened: Iterable[str],
-          opaque: Iterable[str] = ()) -> list[str]:  # fmt: skip
+def check(tree: Tree, program: Program | None, recorder: Recorder) -> list[str]:
     """Notes on what was read from the work tree though no revision has it, or can't be seen.
 
     Args:
         tree: the work tree and the checkout.
         program: what was lowered.
-        opened: files that were opened; sources in place of their byte code.
-        opaque: what the case used that may read anything unseen.
+        recorder: what was read and used meanwhile.
 
     Raises:
-        InputError: a module, an operation's source or a file that the revision has too came from
-            the work tree.
+        InputError: a module, an operation's source, or a file or the names in a folder that the
+            revision has too came from the work tree, or the case used what may read it unseen.
     """
     modules = [
         f"module {name} from {inside}"
@@ -127,21 +126,30 @@ def check(tree: Tree, program: Program | None, opened: Iterable[str],
         ]
     read = [
         inside
-        for path in sorted(set(opened))
+        for path in sorted(recorder.sources())
         if not _own(path) and (inside := tree.inside(path)) is not None and os.path.isfile(path)
     ]
     modules += [f"file {inside}" for inside in read if (tree.root / inside).exists()]
+    folders = [inside for path in sorted(recorder.asked) if (inside := tree.inside(path))]
+    modules += [f"the names in folder {x}" for x in folders if (tree.root / x).exists()]
     if modules:
         raise InputError(
             f"at {tree.rev}, this came from the work tree in place of the revision, so nothing can "
             f"be said of {tree.rev}: {_listed(modules)}"
         )
-    foreign = [str(inside) for inside in read]
+    used = recorder.used()
+    if unseen := sorted(used - recorder.libraries):
+        raise InputError(
+            f"at {tree.rev}, the case used {', '.join(unseen)}: what came that way, perhaps from "
+            f"the work tree, isn't seen, so nothing can be said of {tree.rev}; compare a case that "
+            "does without"
+        )
+    foreign = [str(inside) for inside in read] + [f"{inside}/" for inside in folders]
     notes = [f"{tree.rev}: read from the work tree, untracked: {_listed(foreign)}"] * bool(foreign)
-    if used := sorted(opaque):
+    if used:
         notes.append(
-            f"{tree.rev}: the case used {', '.join(used)}: what came that way, perhaps from the "
-            "work tree, isn't seen"
+            f"{tree.rev}: installed packages used {', '.join(sorted(used))}: what came that way "
+            "isn't seen"
         )
     return notes
 

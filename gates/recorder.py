@@ -33,6 +33,13 @@ _OPAQUE = frozenset(
     )
 )
 _POOLS = "multiprocessing.popen_"
+_METADATA = ("importlib.metadata", "importlib_metadata", "pkg_resources")
+"""They list each folder of the path to find which packages are installed."""
+_HOST = ("platform", "ctypes.util")
+"""They ask other programs about the host, and about nothing else."""
+_OWN = (__package__.partition(".")[0],)
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = ("site-packages", "dist-packages")
 ALL = "*"
 """Stands for the whole environment where a program went through it."""
 
@@ -46,8 +53,12 @@ class Recorder:
     """Folders that modules were looked for in."""
     listed: dict[str, Any] = field(default_factory=dict)
     """Folders that anything else listed."""
+    asked: set[str] = field(default_factory=set)
+    """Of ``listed``, those that weren't listed to find out what is installed."""
     variables: set[str] = field(default_factory=set)
     opaque: set[str] = field(default_factory=set)
+    libraries: set[str] = field(default_factory=set)
+    """Of ``opaque``, what installed packages did for themselves and nothing else did."""
     _made: set[str] = field(default_factory=set)
     """Folders that weren't there and were made, and nothing was moved or linked into."""
     _looking: threading.local = field(default_factory=threading.local)
@@ -114,8 +125,14 @@ class Recorder:
             self._see(arguments[1])
         elif event in ("os.listdir", "os.scandir"):
             folder = "." if arguments[0] is None else arguments[0]
-            self._list(folder, self.searched if _for_imports() else self.listed)
+            self._list(folder, self.searched if (found := _for_imports()) else self.listed)
+            if not found and not _of(sys._getframe(1), _METADATA):
+                self.asked.update(filter(None, [self._path(folder)]))
         elif event in _OPAQUE:
+            if not _by_a_library(sys._getframe(1)):
+                self.libraries.discard(event)
+            elif event not in self.opaque:
+                self.libraries.add(event)
             self.opaque.add(event)
 
     def _see(self, path: Any) -> None:
@@ -149,7 +166,7 @@ class Recorder:
         return set(self.files)
 
     def used(self) -> set[str]:
-        """What the case used that may bring anything into a program."""
+        """What was used that may bring anything into a program, `libraries` included."""
         # Pools start their processes by a call that isn't announced.
         return self.opaque | {name for name in sys.modules if name.startswith(_POOLS)}
 
@@ -201,6 +218,30 @@ def _for_imports() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _of(frame: Any, names: Iterable[str]) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def _by_a_library(frame: Any) -> bool:
+    """Whether an installed package does something for itself, not for the case that called it.
+
+    That is what this package does, questions about the host, and what runs while a package's
+    module is imported.
+    """
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if _of(frame, _HOST) or _of(frame, _OWN):
+            return True
+        if any(f"{os.sep}{name}{os.sep}" in path for name in _INSTALLED):
+            if frame.f_code.co_name == "<module>":
+                return True
+        elif not path.startswith(("<frozen ", _STANDARD)):
+            return False
+        frame = frame.f_back
+    return False  # a thread that does nothing else
 
 
 def module_files() -> Iterable[str]:

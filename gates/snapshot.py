@@ -30,6 +30,7 @@ LINES_SHOWN = 12
 _HEX = re.compile(r"[0-9a-f]+")
 _COUNTER = re.compile(r"_\d+$")
 """What JAX adds to the name of a second function; it moves with whatever is traced before."""
+_CONFLICT = re.compile(rb"^(<<<<<<<|=======|>>>>>>>)", re.M)
 _KINDS = ("module", "function", "kernel")
 
 
@@ -129,6 +130,10 @@ def read(data: bytes, name: str) -> Snapshot:
     try:
         if len(data) > MAX_BYTES:
             raise ValueError(f"{len(data)} bytes")
+        if not data.strip():
+            raise ValueError("the file is empty")
+        if _CONFLICT.search(data):
+            raise ValueError("it holds the marks of a merge conflict")
         value = json.loads(data.decode(), object_pairs_hook=_no_duplicates)
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise ValueError(f"wanted the format {FORMAT!r}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..lowering.errors import InputError
-from ..lowering.program import Level, Program
+from ..lowering.program import Level, Program, apart
 from .snapshot import Snapshot, changes, read, snapshot_of, written
 
 SUFFIX = ".snapshot"
@@ -135,23 +135,18 @@ def _environments(now: Snapshot, others: list[Path]) -> str:
         near = [read(_bytes(path), _shown(path)) for path in others]
     except InputError as error:
         return f"{head}; {error}"
+    alike = [path for path, one in zip(others, near, strict=True) if one.stamp == now.stamp]
+    if alike:
+        return f"{head} under its name, but {_shown(alike[0])} is of it: accept it again"
     there = near[0].stamp
     fields = [
         f"{name} is {left} there and {right} here"
         for name in sorted({*there, *now.stamp})
-        for left, right in [_apart(there.get(name, "absent"), now.stamp.get(name, "absent"))]
+        for left, right in [apart(there.get(name, "absent"), now.stamp.get(name, "absent"))]
         if left != right
     ]
-    return f"{head}, but of {', '.join(s.environment for s in near)}: {'; '.join(fields)}"
-
-
-def _apart(left: str, right: str) -> tuple[str, str]:
-    """Two values of a field without the items of lists that both have."""
-    a, b = left.split(", "), right.split(", ")
-    only_a, only_b = [x for x in a if x not in b], [x for x in b if x not in a]
-    if left != right and min(len(a), len(b)) > 1:
-        return ", ".join(only_a) or "without", ", ".join(only_b) or "without"
-    return left, right
+    names = dict.fromkeys(s.environment for s in near)
+    return f"{head}, but of {', '.join(names)}: {'; '.join(fields)}"
 
 
 def files(folder: Path) -> list[Path]:

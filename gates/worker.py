@@ -33,7 +33,11 @@ def main() -> int:
         answer = {"error": _one_line(_not_applicable(error) or error), "kind": "input"}
         if _not_applicable(error) is not None:
             answer["kind"] = "not-applicable"
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
+        from ..lowering.load import describe
+
+        answer = {"error": f"{request['spec']} ended: {describe(error)}", "kind": "input"}
+    except BaseException as error:
         traceback.print_exc()
         name = request["spec"] or request["do"]
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -76,7 +80,7 @@ def _checked(request: dict[str, Any], program: Any = None) -> list[str]:
         return []
     from .origins import check
 
-    return check(request["tree"], program, _RECORDER.sources(), _RECORDER.used())
+    return check(request["tree"], program, _RECORDER)
 
 
 def _stage(request: dict[str, Any]) -> Any:

@@ -10,8 +10,8 @@ UNKNOWN means that neither may be said:
 - a program doesn't hold the level asked for, or a kernel that it refers to;
 - the texts are equal, but a program holds a construct that no rule of the normal form knows (two
   host callbacks look alike, for instance);
-- the texts differ, but in such constructs only: the difference may be noise, and a negative
-  control must not be satisfied by noise.
+- the texts differ, but only at such constructs or on a source line with one: the difference may
+  be noise, and a negative control must not be satisfied by noise.
 
 DIFFERENT means: the texts differ in at least one place that the normal form understands. The tree
 explains where; if it finds nothing, the difference says so and stays.
@@ -31,7 +31,7 @@ from .attribute_diff import shortened
 from .change import Change, Difference, Verdict
 from .comparison import Comparison
 from .errors import InputError
-from .program import LEVELS, Level, Program, Unknown
+from .program import LEVELS, Level, Program, Unknown, apart
 from .sections import Sections
 
 
@@ -101,12 +101,12 @@ def _mismatches(a: Program, b: Program) -> dict[str, str]:
     if unstated:
         return {"origin": unstated}
     left, right = a.stamp.fields, b.stamp.fields
-    return {
-        name: f"stamp: {name} is {left.get(name, 'absent')} in a and "
-        f"{right.get(name, 'absent')} in b"
-        for name in sorted({*left, *right})
-        if left.get(name) != right.get(name)
-    }
+    found = {}
+    for name in sorted({*left, *right}):
+        if left.get(name) != right.get(name):
+            x, y = apart(left.get(name, "absent"), right.get(name, "absent"))
+            found[name] = f"stamp: {name} is {x} in a and {y} in b"
+    return found
 
 
 def _absent_kernels(sections: tuple[Sections, Sections]) -> list[str]:
@@ -145,7 +145,8 @@ def _explained(base: Difference, sections: tuple[Sections, Sections]) -> Differe
     ):
         verdict = Verdict.UNKNOWN
         reasons.append(
-            "the texts differ in constructs only that no rule knows, so it may be noise: "
+            "all differences stand at constructs that no rule knows, or share a source line with "
+            "one, so they may be noise: "
             + "; ".join(dict.fromkeys(_unknown_text(side, u) for side, u in base.unknowns))
         )
     return replace(base, verdict=verdict, reasons=tuple(reasons), groups=groups, notes=notes)

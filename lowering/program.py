@@ -133,3 +133,12 @@ class Program:
             f"<Program {digests}; {sum(self.ops.values())} operations, "
             f"{len(self.kernels)} kernels, {len(self.unknowns)} unknown>"
         )
+
+
+def apart(left: str, right: str) -> tuple[str, str]:
+    """Two values of a field of a stamp without the items of lists that both have."""
+    a, b = left.split(", "), right.split(", ")
+    only_a, only_b = [x for x in a if x not in b], [x for x in b if x not in a]
+    if (only_a or only_b) and min(len(a), len(b)) > 1:
+        return ", ".join(only_a) or "without", ", ".join(only_b) or "without"
+    return left, right

@@ -11,6 +11,8 @@ import numpy as np
 from .errors import InputError
 
 _SPEC = re.compile(r"\s*(?P<dtype>\w+)\s*\[(?P<shape>[\s\d,]*)\]\s*")
+_DIGITS = 18
+"""Of a dimension, which must be below 2**63."""
 _SHORT = {
     "pred": "bool",
     **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
@@ -37,6 +39,8 @@ def parse_spec(text: str) -> Any:
         parts = []
     if not all(part.isdigit() for part in parts):
         raise InputError(f"argument spec {text!r}: dimensions must be numbers, as in '[8,128]'")
+    if any(len(part.lstrip("0")) > _DIGITS for part in parts):
+        raise InputError(f"argument spec {text!r}: a dimension has more than {_DIGITS} digits")
     struct: Any = jax.ShapeDtypeStruct
     return struct(tuple(int(part) for part in parts), dtype)
 

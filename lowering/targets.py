@@ -18,6 +18,10 @@ from .errors import InputError
 Route = Literal["abstract", "topology"]
 AxisTypes = Literal["auto", "explicit"]
 DEFAULT_TARGET = "TPU7x:2x2x1"
+MAX_DEVICES = 1 << 16
+"""Each device is an object here; no machine has so many."""
+_LONGEST = 60
+"""Characters of a target that a message shows."""
 
 # TensorCores of one chip that jax shows as devices of their own.
 _DEVICES_PER_CHIP: Mapping[str, int] = {"TPU7x": 2}
@@ -73,7 +77,8 @@ def parse_target(spec: str) -> Target:
     """``KIND:AxBxC`` to a `Target`.
 
     Raises:
-        InputError: the text has another form, the kind isn't known, or an extent is zero.
+        InputError: the text has another form, the kind isn't known, an extent is zero, or there
+            are too many devices.
     """
     match = _SPEC.fullmatch(spec)
     if match is None:
@@ -81,10 +86,16 @@ def parse_target(spec: str) -> Target:
     kind = match["kind"]
     if kind not in _DEVICES_PER_CHIP:
         raise InputError(f"target {spec!r}: no such kind {kind!r}; known: TPU7x")
-    shape = tuple(int(extent) for extent in match["shape"].split("x"))
-    if 0 in shape:
+    extents = match["shape"].split("x")
+    # Python takes no number of thousands of digits.
+    huge = any(len(extent.lstrip("0")) > len(str(MAX_DEVICES)) for extent in extents)
+    found = Target(kind, () if huge else tuple(map(int, extents)))
+    if 0 in found.shape:
         raise InputError(f"target {spec!r}: every extent must be at least 1")
-    return Target(kind, shape)
+    if huge or found.device_count > MAX_DEVICES:
+        shown = spec if len(spec) < _LONGEST else f"{spec[:_LONGEST]}…"
+        raise InputError(f"target {shown!r}: wanted at most {MAX_DEVICES:,} devices")
+    return found
 
 
 def make_mesh(

@@ -493,3 +493,21 @@ def test_a_report_that_cannot_be_written_is_no_verdict():
 def test_a_timeout_nobody_can_wait_for(capfd, seconds):
     _, err = said(capfd, "diff", "base.program", "base.program", "--timeout", seconds, code=2)
     assert "wanted seconds above 0" in err
+
+
+@pytest.mark.parametrize("what", ["KeyboardInterrupt()", "SystemExit(0)", "Own('enough')"])
+def test_a_case_that_ends_its_process_is_one_line(folder, capfd, what):
+    (folder / "ends.py").write_text(
+        f"class Own(BaseException): pass\n\ndef step():\n    raise {what}\n"
+    )
+    assert main(["lower", "ends.py:step"]) == 2
+    err = capfd.readouterr().err.strip()
+    assert "\n" not in err
+    assert what.partition("(")[0] in err
+    assert "ends.py:4" in err
+
+
+def test_probe_promises_no_revision(capfd):
+    with pytest.raises(SystemExit):
+        main(["probe", "--help"])
+    assert "@REV" not in capfd.readouterr().out

@@ -1,7 +1,8 @@
 import pytest
 
-from relower.gates.containment import components, in_scope, outside
+from relower.gates.containment import checked, components, in_scope, outside
 from relower.lowering.change import Change, Difference, Group, Verdict
+from relower.lowering.errors import InputError
 from relower.lowering.program import Location
 
 
@@ -43,6 +44,13 @@ def test_every_place_counts():
     assert outside(_difference(inside), ["scope:router"]) == ()
     assert outside(_difference(inside, half), ["scope:router"]) == (half,)
     assert outside(_difference(inside, half), ["scope:router", "scope:loss"]) == ()
+
+
+@pytest.mark.parametrize("pattern", ["scope:*", "scope:**", "scope:*/*", "scope:?*"])
+def test_a_pattern_for_any_scope_says_nothing(pattern):
+    with pytest.raises(InputError, match=r"only-in: .* takes in any scope.*'scope:router'"):
+        checked([pattern], "only-in")
+    assert checked(["scope:r*", "scope:*/router", "kernel:*"], "only-in")
 
 
 def test_what_has_no_scope_is_outside():

@@ -69,6 +69,20 @@ def test_fails_itself(program):
     p = (f, X)
     program.assert_identical(p, p)
 
+def test_fails_itself_again(program):
+    program.assert_identical((f, X), (f, X))
+
+def test_fails_itself_spelt(program):
+    program.assert_identical("prog.py:p", "./x/../prog.py:p")
+
+def test_another_name_of_a_file(program):
+    assert not program._same("prog.py:p", "prog.py:q")
+    assert not program._same("prog.py:p", "prog.py:p@main")
+    assert not program._same((f, X), (g, X))
+
+def test_fails_untupled(program):
+    program.lower(f, X)
+
 def test_fails_nothing(program):
     program.assert_differs(case(lambda: ()), (f, X))
 
@@ -98,6 +112,9 @@ SAID = {
     "bounded": ["… and", "more groups of differences", "DIFFERENT at level exact"],
     "unknown": ["Failed: relower: it can't be decided", "stamp: target is TPU7x:2x2x2 in a"],
     "itself": ["Failed: relower: a program is compared with itself"],
+    "itself_again": ["Failed: relower: a program is compared with itself"],
+    "itself_spelt": ["Failed: relower: a program is compared with itself"],
+    "untupled": ["Failed: relower: found a function and an argument", "program.lower((f, x))"],
     "nothing": ["Failed: relower: a has no operations: nothing was compared"],
     "expectation": ["Failed: relower: the program has 0 kernels; its case expects at least 1"],
     "type": ["Failed: relower: found a function; wanted a Program"],
@@ -117,7 +134,7 @@ def of_test(output, name):
 def test_verdicts(pytester):
     pytester.makepyfile(test_verdicts=VERDICTS)
     result = pytester.runpytest_subprocess("--import-mode=importlib", "--strict-markers")
-    result.assert_outcomes(passed=4, failed=13)
+    result.assert_outcomes(passed=5, failed=16)
     for name, wanted in SAID.items():
         said = of_test(result.stdout.str(), name)
         for text in wanted:

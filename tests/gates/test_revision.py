@@ -175,12 +175,72 @@ def test_a_source_that_leaves_no_module(repo, hook, tmp_path, how):
             lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", hook)
 
 
-def test_another_program_is_noted(repo, hook, tmp_path):
-    write(repo, jobs__train_py=TRAIN + "\nimport subprocess; subprocess.run(['true'])\n")
+LISTED = {
+    "glob": "import glob; glob.glob({path!r} + '/*.txt')",
+    "listdir": "import os; os.listdir({path!r})",
+    "iterdir": "import pathlib; list(pathlib.Path({path!r}).iterdir())",
+}
+
+
+@pytest.mark.parametrize("how", LISTED.values(), ids=LISTED)
+def test_the_names_in_a_folder_of_the_work_tree(repo, hook, tmp_path, how):
+    write(repo, jobs__train_py=f"{TRAIN}\n{how.format(path=str(repo / 'jobs'))}\n")
+    git(repo, "commit", "-qam", "two")
+    with pytest.raises(ChildFailed, match=r"work tree.*: the names in folder jobs$"):
+        lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", hook)
+
+
+def test_a_folder_that_the_path_holds_is_no_listing(repo, hook, tmp_path):
+    """Which packages are installed is asked of every folder of the path."""
+    more = "\nimport importlib.metadata as m, os; m.entry_points(group='none'); os.listdir('.')\n"
+    write(repo, jobs__train_py=TRAIN + more)
+    git(repo, "commit", "-qam", "two")
+    path = os.pathsep.join((hook["PYTHONPATH"], str(repo / "src")))
+    _, notes = lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", {"PYTHONPATH": path})
+    assert notes == []
+
+
+USED = {
+    "subprocess.Popen": (
+        "import subprocess, threading; t = threading.Thread(target=subprocess.run, "
+        "args=(['true'],)); t.start(); t.join()"
+    ),
+    "os.system": "import os; os.system('true')",
+    "os.posix_spawn": "import os; os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)",
+}
+
+
+@pytest.mark.parametrize("event", USED)
+def test_another_program_leaves_it_undecided(repo, hook, tmp_path, event):
+    traced = USED[event].replace("import ", "\n    import ", 1).replace("; ", "\n    ", 1)
+    write(repo, jobs__train_py=TRAIN.replace("step():", f"step():{traced}"))
+    git(repo, "commit", "-qam", "two")
+    with pytest.raises(ChildFailed, match=rf"the case used {event}: what.*said of HEAD"):
+        lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", hook)
+
+
+def test_questions_about_the_host_are_a_note(repo, hook, tmp_path):
+    asks = "\nimport platform; platform.uname().processor\n"
+    write(repo, jobs__train_py=TRAIN + asks)
     git(repo, "commit", "-qam", "two")
     _, notes = lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", hook)
-    (note,) = notes
-    assert note.startswith("HEAD: the case used subprocess.Popen: what came that way")
+    assert notes == [
+        "HEAD: installed packages used subprocess.Popen: what came that way isn't seen"
+    ]
+
+
+def test_an_installed_package_for_itself_and_for_the_case(repo, hook, tmp_path):
+    folder = tmp_path / "site-packages"
+    write(folder, starts_py="import os\nos.system('true')\ndef go(): os.system('true')\n")
+    path = {"PYTHONPATH": os.pathsep.join((hook["PYTHONPATH"], str(folder)))}
+    write(repo, jobs__train_py=f"{TRAIN}\nimport starts\n")
+    git(repo, "commit", "-qam", "two")
+    _, notes = lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", path)
+    assert notes == ["HEAD: installed packages used os.system: what came that way isn't seen"]
+    write(repo, jobs__train_py=f"{TRAIN}\nimport starts; starts.go()\n")
+    git(repo, "commit", "-qam", "three")
+    with pytest.raises(ChildFailed, match=r"the case used os\.system"):
+        lowered(repo, "train.py:step@HEAD", tmp_path / "a.program", path)
 
 
 def test_what_no_revision_has(repo, hook, tmp_path):

@@ -232,6 +232,34 @@ def test_another_environment_is_undecided_and_has_its_own(kept, how):
     assert states == {"holds", "undecided"}
 
 
+def test_a_file_under_a_name_that_is_not_its_own(kept):
+    check(kept, program(), "accept", "x")
+    (only,) = kept.folder.glob("*.snapshot")
+    only.rename(only.with_name(f"{kept.stem}0.9-00000000.snapshot"))
+    (message,) = check(kept, program(), "check", "x").messages
+    assert message.endswith("0.9-00000000.snapshot is of it: accept it again")
+
+
+def test_environments_are_named_once(kept):
+    check(kept, program(), "accept", "x")
+    (only,) = kept.folder.glob("*.snapshot")
+    only.with_name(f"{kept.stem}0.9-00000000.snapshot").write_bytes(only.read_bytes())
+    (message,) = check(kept, program(flags="a=1, b=3"), "check", "x").messages
+    assert message.count("jax-0.12.0-") == 2  # of here, and of there
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "the file is empty"),
+        (b"<<<<<<< HEAD\n{}\n=======\n{}\n>>>>>>> b\n", "it holds the marks of a merge conflict"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(data, what):
+    with pytest.raises(InputError, match=rf"x: not a whole snapshot \({what}\); accept it again"):
+        read(data, "x")
+
+
 def test_unknown_constructs_are_never_accepted(kept):
     odd = replace(program(), unknowns=(Unknown("a callback", "looks like any other"),))
     for how in ("check", "propose", "accept"):

@@ -307,6 +307,13 @@ def test_equal_digests_with_other_text_are_not_identical():
     assert found.verdict is Verdict.DIFFERENT
 
 
+def test_a_long_field_of_a_stamp_names_what_differs_in_it():
+    a, b = (program(MAIN, stamp={"flags": f"x=1, y={y}, z=3"}) for y in (2, 5))
+    assert diff(a, b).reasons == ("stamp: flags is y=2 in a and y=5 in b",)
+    a, b = (program(MAIN, stamp={"flags": flags}) for flags in ("x=1, y=2", "y=2, x=1"))
+    assert diff(a, b).reasons == ("stamp: flags is x=1, y=2 in a and y=2, x=1 in b",)
+
+
 def test_a_stamp_that_differs_is_unknown_until_allowed():
     b = program(MAIN, INNER, stamp={"jax": "0.12.1", "target": "TPU7x:2x2x1"})
     found = diff(BASE, b)

@@ -37,6 +37,7 @@ def test_specs(text, shape, dtype):
         ("f32[a]", "wanted DTYPE"),
         ("f32[2,,3]", "dimensions must be numbers"),
         ("f32[2 3]", "dimensions must be numbers"),
+        ("f32[99999999999999999999]", "a dimension has more than 18 digits"),
         ("f31[2]", "no dtype 'f31'"),
         ("object[2]", "no dtype 'object'"),
         ("f64[2]", "float64 needs jax's 64-bit mode"),

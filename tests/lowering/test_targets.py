@@ -27,6 +27,8 @@ def test_a_chip_of_tpu7x_is_two_devices():
         ("TPU7x", "wanted KIND:AxBxC"),
         ("TPU7x:2x", "wanted KIND:AxBxC"),
         ("TPU7x:0x1x1", "at least 1"),
+        ("TPU7x:2x2x1000000", "'TPU7x:2x2x1000000': wanted at most 65,536 devices"),
+        ("TPU7x:1x" + "9" * 5000, "9…': wanted at most 65,536 devices"),
         ("H100:2x2", "no such kind 'H100'"),
     ],
 )
