@@ -135,17 +135,17 @@ def _token_products(scope: Scope, g: Var, spread: Var | None) -> Iterator[tuple[
         rows = None if reader == OUTPUT else _token_product(scope, reader, g)
         if rows is not None:
             yield reader, rows
-    for times in scope.readers(spread) if spread is not None else ():
+    if spread is None:
+        return
+    for times in scope.readers(spread):
         if times == OUTPUT or scope.eqns[times].primitive is not primitive("mul_p"):
             continue
         one, other = scope.eqns[times].invars
         rows = other if one is spread else one
+        if rows.aval.shape != spread.aval.shape:
+            continue
         for reader in scope.readers(scope.eqns[times].outvars[0]):
-            if (
-                reader != OUTPUT
-                and rows.aval.shape == spread.aval.shape
-                and _sums_rows(scope, reader)
-            ):
+            if reader != OUTPUT and _sums_rows(scope, reader):
                 yield reader, rows
 
 
