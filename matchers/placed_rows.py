@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jax import lax
 
 from ..compat import jaxprs
-from ..compat.jaxprs import Atom, Eqn
+from ..compat.jaxprs import Atom, Eqn, Var
 from ..compat.primitives import primitive
 from .graph import OUTPUT, Scope, Value
 from .scattered import Slices, whole_slices
@@ -40,8 +40,10 @@ class Outer:
     cotangents: Atom
     """``[tokens…, d]``"""
     weights: Atom
-    """``[tokens…, choices]``"""
+    """``[tokens…, choices]`` or ``[tokens…, choices, 1]``"""
     placed: Placed
+    spread: Var | None = None
+    """The cotangents repeated for each choice, ``[tokens…, choices, d]``; None if they aren't."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ def outer_behind(scope: Scope, atom: Atom) -> Outer | None:
         return None
     at = _narrow(scope, eqn.invars[0])
     eqn = _made(scope, at)
+    if eqn is not None and eqn.primitive is primitive("mul_p"):
+        return _outer_by_element(scope, eqn, scatter, mask)
     turned = eqn is not None and eqn.primitive is primitive("transpose_p")
     if turned and eqn is not None:
         last = at.aval.ndim - 1
@@ -84,6 +88,25 @@ def outer_behind(scope: Scope, atom: Atom) -> Outer | None:
         return None
     cotangents, weights = pair
     return Outer(cotangents, weights, Placed(tuple(weights.aval.shape), None, scatter, mask))
+
+
+def _outer_by_element(
+    scope: Scope, times: Eqn, scatter: Eqn | None, mask: Atom | None
+) -> Outer | None:
+    """The same, of a product by element with cotangents that are repeated for each choice."""
+    shape = tuple(times.outvars[0].aval.shape)
+    for spread, other in (times.invars, times.invars[::-1]):
+        weights = row_numbers(scope, other, shape)
+        eqn = _made(scope, _narrow(scope, spread))
+        if weights is None or eqn is None or tuple(spread.aval.shape) != shape:
+            continue
+        if eqn.primitive is not primitive("broadcast_in_dim_p") or len(eqn.invars) > 1:
+            continue
+        g, dims = eqn.invars[0], tuple(eqn.params["broadcast_dimensions"])
+        tokens = len(shape) - 2
+        if dims == (*range(tokens), tokens + 1) and g.aval.shape == (*shape[:tokens], shape[-1]):
+            return Outer(g, weights, Placed(shape[:-1], None, scatter, mask), spread)
+    return None
 
 
 def _pair(eqn: Eqn, turned: bool) -> tuple[Atom, Atom] | None:
@@ -147,6 +170,22 @@ def distinct(scope: Scope, there: Placed) -> bool:
         return False
     clipped = there.gather.params["mode"] is lax.GatherScatterMode.CLIP
     return bool(not clipped or rows >= indices.aval.shape[0])
+
+
+def row_numbers(scope: Scope, atom: Atom, shape: tuple[int, ...]) -> Atom | None:
+    """The numbers, one for each row, that an array repeats along its last axis."""
+    if jaxprs.is_literal(atom) or atom.aval.ndim != len(shape):
+        return None
+    rows = tuple(shape[:-1])
+    if tuple(atom.aval.shape) == (*rows, 1):
+        return atom
+    eqn = _made(scope, atom)
+    if eqn is None or eqn.primitive is not primitive("broadcast_in_dim_p") or len(eqn.invars) > 1:
+        return None
+    operand, dims = eqn.invars[0], tuple(eqn.params["broadcast_dimensions"])
+    leading = tuple(range(len(rows)))
+    wanted = {leading: rows, (*leading, len(rows)): (*rows, 1)}
+    return operand if tuple(operand.aval.shape) == wanted.get(dims) and rows else None
 
 
 def _takes_rows(eqn: Eqn) -> bool:

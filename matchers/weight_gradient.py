@@ -78,7 +78,7 @@ class Parameters:
         wanted = primitive("gather_p") if scattered else eqn.primitive
         found: dict[int, None] = {}
         for inner, at in self._forward.get((_stack(scope, eqn), wanted), []):
-            for atom in _alike(inner, at, _shapes(eqn)):
+            for atom in _alike(inner, at, shapes(eqn)):
                 found.update(dict.fromkeys(backward(inner, atom)[1]))
         return list(found)
 
@@ -93,7 +93,7 @@ def _stack(scope: Scope, eqn: Any) -> tuple[Any, ...]:
     return stack
 
 
-def _shapes(eqn: Any) -> list[list[int]]:
+def shapes(eqn: Any) -> list[list[int]]:
     """The shapes that a weight may have of which this is the gradient, each in order of size.
 
     Under `jax.vmap` the gradients of a weight that isn't mapped are made side by side.

@@ -8,6 +8,7 @@ the products of each row of ``g`` with its row of ``y``; and, of ``d = w · g``,
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..compat import jaxprs
 from ..compat.jaxprs import Atom, Eqn, Var
 from ..compat.primitives import primitive
 from .graph import OUTPUT, Scope
-from .placed_rows import Placed, distinct, outer_behind, same_places, taken_behind
+from .placed_rows import Placed, distinct, outer_behind, row_numbers, same_places, taken_behind
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,8 @@ def _routed(scope: Scope, index: int) -> Backward | None:
     outer = outer_behind(scope, eqn.invars[0]) if _by_rows(eqn) else None
     if outer is None or not jaxprs.is_var(outer.cotangents):
         return None
-    for reader in scope.readers(outer.cotangents):
-        rows = None if reader == OUTPUT else _token_products(scope, reader, outer.cotangents)
-        taken = None if rows is None else taken_behind(scope, rows)
+    for reader, rows in _token_products(scope, outer.cotangents, outer.spread):
+        taken = taken_behind(scope, rows)
         made = None if taken is None else _made(scope, taken.rows)
         if taken is None or made is None or taken.placed.shape != outer.placed.shape:
             continue
@@ -126,7 +126,36 @@ def _routed(scope: Scope, index: int) -> Backward | None:
     return None
 
 
-def _token_products(scope: Scope, index: int, g: Atom) -> Atom | None:
+def _token_products(scope: Scope, g: Var, spread: Var | None) -> Iterator[tuple[int, Atom]]:
+    """Equations that give each token's products with ``g``; of ``[tokens…, choices, d]`` what.
+
+    ``spread`` is ``g`` repeated for each choice, if it is.
+    """
+    for reader in scope.readers(g):
+        rows = None if reader == OUTPUT else _token_product(scope, reader, g)
+        if rows is not None:
+            yield reader, rows
+    if spread is None:
+        return
+    for times in scope.readers(spread):
+        if times == OUTPUT or scope.eqns[times].primitive is not primitive("mul_p"):
+            continue
+        one, other = scope.eqns[times].invars
+        rows = other if one is spread else one
+        if rows.aval.shape != spread.aval.shape:
+            continue
+        for reader in scope.readers(scope.eqns[times].outvars[0]):
+            if reader != OUTPUT and _sums_rows(scope, reader):
+                yield reader, rows
+
+
+def _sums_rows(scope: Scope, index: int) -> bool:
+    eqn = scope.eqns[index]
+    last = (eqn.invars[0].aval.ndim - 1,)
+    return eqn.primitive is primitive("reduce_sum_p") and tuple(eqn.params["axes"]) == last
+
+
+def _token_product(scope: Scope, index: int, g: Atom) -> Atom | None:
     """``[tokens…, choices, d]``, whose products with each token's ``g`` an equation gives."""
     eqn = scope.eqns[index]
     if eqn.primitive is not primitive("dot_general_p"):
@@ -150,27 +179,10 @@ def _weighted(scope: Scope, g: Atom, times: int) -> list[tuple[Var, Atom, int]]:
         if eqn is None or eqn.primitive is not primitive("mul_p"):
             continue
         other = eqn.invars[1] if eqn.invars[0] is g else eqn.invars[0]
-        column = _column(scope, other, g.aval.shape)
+        column = row_numbers(scope, other, g.aval.shape)
         if column is not None:
             found.append((_narrowed(scope, eqn.outvars[0]), column, reader))
     return found
-
-
-def _column(scope: Scope, atom: Atom, shape: tuple[int, ...]) -> Atom | None:
-    """The numbers, one for each row, that an array repeats along its last axis."""
-    if jaxprs.is_literal(atom) or atom.aval.ndim != len(shape):
-        return None
-    rows = tuple(shape[:-1])
-    if tuple(atom.aval.shape) == (*rows, 1):
-        return atom
-    made = _made(scope, atom)
-    eqn = None if made is None else scope.eqns[made]
-    if eqn is None or eqn.primitive is not primitive("broadcast_in_dim_p") or len(eqn.invars) > 1:
-        return None
-    operand, dims = eqn.invars[0], tuple(eqn.params["broadcast_dimensions"])
-    leading = tuple(range(len(rows)))
-    wanted = {leading: rows, (*leading, len(rows)): (*rows, 1)}
-    return operand if tuple(operand.aval.shape) == wanted.get(dims) and rows else None
 
 
 def _narrowed(scope: Scope, var: Var) -> Var:

@@ -78,7 +78,16 @@ def _check_arity(predicate: Callable[..., Any]) -> None:
 
 
 def declared(frozen: Any) -> Frozen | None:
-    """What ``optimize(frozen=…)`` was given, as a `Frozen`; None stays None."""
+    """What ``optimize(frozen=…)`` was given, as a `Frozen`; None stays None.
+
+    Raises:
+      TypeError: a lone bool, which names no leaf, or what `Frozen` doesn't take.
+    """
+    if isinstance(frozen, bool):
+        raise TypeError(
+            f"frozen: found {frozen!r}, which names no leaf; wanted a regex, a function of a path, "
+            f"or a tree of True and False (Frozen({frozen!r}), where the output is one array)"
+        )
     return frozen if frozen is None or isinstance(frozen, Frozen) else Frozen(frozen)
 
 

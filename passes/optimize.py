@@ -104,7 +104,7 @@ def optimize(
       ValueError: an unknown pass, contract, way or assumption, a choice for a pass that knows one
         way only, or a regex that can't be compiled; when called, a declaration that fits no leaf of
         the output.
-      TypeError: a declaration of another kind.
+      TypeError: a declaration of another kind, or passes that are no sequence of names.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
     if fn is None:

@@ -66,11 +66,17 @@ def by_name(name: str) -> Pass:
 
     Raises:
       ValueError: no such pass; names the nearest.
+      TypeError: no string.
     """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"found the pass {name!r} of type {type(name).__name__}; wanted a name, as in "
+            "'argsort_packed_key'"
+        )
     known = {p.name: p for p in all_passes()}
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"no pass called {name!r}{hint} Known passes: {', '.join(known)}")
     return known[name]
 
@@ -93,17 +99,27 @@ def select(
 
     Raises:
       ValueError: an unknown pass or alternative, or a choice for one that has no alternatives.
+      TypeError: anything but sequences of names, and a mapping.
     """
-    off = {by_name(n).name for n in disable}
+    off = _names("disable", disable)
     ways = _ways(choose)
     if passes is None:
         named = {p.name for p in all_passes() if contract.admits(p.contract) and not p.by_name}
-    elif isinstance(passes, str):
-        raise TypeError(f"passes is the string {passes!r}; wanted a sequence, as in [{passes!r}]")
     else:
-        named = {by_name(n).name for n in passes}
+        named = _names("passes", passes)
     chosen = (p for p in all_passes() if p.name in named and p.name not in off)
     return tuple(p.choosing(ways[p.name]) if p.name in ways else p for p in chosen)
+
+
+def _names(option: str, given: Iterable[str]) -> set[str]:
+    if isinstance(given, str):
+        raise TypeError(f"{option} is the string {given!r}; wanted a sequence, as in [{given!r}]")
+    if not isinstance(given, Iterable):
+        raise TypeError(
+            f"{option} is {given!r} of type {type(given).__name__}; wanted a sequence of names of "
+            "passes, as in ['argsort_packed_key']"
+        )
+    return {by_name(n).name for n in given}
 
 
 def _ways(choose: Mapping[str, str] | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ from ...compat.source import call_stack
 from ...matchers.demand import Cut, Demand, Demands
 from ...matchers.graph import Dataflow, Scope
 from ...matchers.value_walk import Place, Walk, Walker, backward
-from ...matchers.weight_gradient import Parameters, is_transposed, makers, transposed_makers
+from ...matchers.weight_gradient import Parameters, is_transposed, makers, shapes, transposed_makers
 from ..frozen import Declared, Request
 from .frozen_cost import Spent, spent
 
@@ -72,6 +72,7 @@ class _Judge:
         self.cutter = _Cutter(self.walker.onward(_results(self._starts())).values)
         self.demands = Demands(lambda s, i: self.cutter.cut(s, i, request.finite_grads))
         self.parameters = Parameters.of(flow)
+        self.unchanged = _unchanged(self.root)
         self.everything = (True,) * len(jaxprs.opened(self.root.body).outvars)
 
     def _starts(self) -> list[Place]:
@@ -92,7 +93,8 @@ class _Judge:
         dead, _ = _told_apart(demand)
         needed = [p for p in rest if not dead(p)]
         named = any(g.dropped for g in declared)
-        masked = self._grouped([p for p in rest if dead(p)], demand, dropped=True)
+        evident = [p for p in rest if dead(p) and self._is_evident(p)]
+        masked = self._grouped(evident, demand, dropped=True)
         found += [g for g in masked if g.path is not None or not named]
         if self.cutter.zeros and not self.request.finite_grads:
             found += self._times_zero(needed, demand)
@@ -149,6 +151,28 @@ class _Judge:
 
     # --- recognised -------------------------------------------------------------------------
 
+    def _is_evident(self, place: Place) -> bool:
+        """Whether what nothing needs is a parameter's gradient: it may as well be a cotangent.
+
+        A mask says so, or that jax transposed a product with a parameter. A product of a
+        `jax.custom_vjp`'s is of unknown descent: a parameter of its shape is to be returned as it
+        was. In the forward pass of an outer derivative, much is left unread by jax itself.
+        """
+        walk = self.walker.onward(_results([place]))
+        if any(self.cutter.cut(s, i, True) is not None for s, i in walk.passed):
+            return True
+        scope, index = place
+        stack = scope.name_stack(scope.eqns[index])
+        if 0 <= stack.find("jvp(") < stack.find("transpose("):
+            return False
+        if self.parameters.behind(place):
+            return True
+        if any(is_transposed(*reader) for reader in walk.readers):
+            return False
+        inputs = jaxprs.invars(self.root.body)
+        kept = [sorted(inputs[position].aval.shape) for position in self.unchanged]
+        return any(shape in kept for shape in shapes(scope.eqns[index]))
+
     def _grouped(self, places: Sequence[Place], demand: Demand, dropped: bool) -> list[Gradient]:
         """A gradient for each parameter; what is of none goes along with them."""
         groups: dict[tuple[int, ...], list[Place]] = {}
@@ -171,17 +195,29 @@ class _Judge:
         without = assuming.of(self.root, self.everything, demand.zeroed)
         dead, _ = _told_apart(without)
         line = _place_of(*self.cutter.zeros[0])
-        gradients = self._grouped([p for p in places if dead(p)], demand, dropped=False)
+        evident = [p for p in places if dead(p) and self._is_evident(p)]
+        gradients = self._grouped(evident, demand, dropped=False)
         return [replace(g, times_zero=line, readers=()) for g in gradients]
 
     def _returned_unchanged(self, places: Sequence[Place], demand: Demand) -> list[Gradient]:
         """Gradients of parameters that come out as they went in, though something reads them."""
-        unchanged = _unchanged(self.root)
-        if not unchanged:
-            return []
-        mine = [p for p in places if set(self.parameters.behind(p)) & unchanged]
+        behind = {i for p in self.made for i in self.parameters.behind(p)}
+        if not any(self.unchanged.values()) and behind <= set(self.unchanged):
+            return []  # this is no step: it returns all parameters as they are
+        mine = [p for p in places if set(self.parameters.behind(p)) & set(self.unchanged)]
         gradients = self._grouped(mine, demand, dropped=False) if mine else []
-        return [g for g in gradients if g.path is not None and g.readers]
+        return [g for g in gradients if g.path is not None and self._is_read_first(g, demand)]
+
+    def _is_read_first(self, gradient: Gradient, demand: Demand) -> bool:
+        """Whether a gradient is read, and seems to be masked afterwards.
+
+        It isn't where the program returns it, and the parameter as it is.
+        """
+        walk = self.walker.onward(_results(gradient.places))
+        of = {i for p in gradient.places for i in self.parameters.behind(p)}
+        updated = any(self.unchanged.get(i, False) for i in of)
+        _, live = _told_apart(demand)
+        return any(map(live, walk.readers)) and (updated or not walk.outputs)
 
     # --- both -------------------------------------------------------------------------------
 
@@ -327,21 +363,22 @@ def _carry_dropped(demand: Demand, carry: tuple[Scope, int, int]) -> bool:
     )
 
 
-def _unchanged(root: Scope) -> set[int]:
-    """Parameters, by input, that the program returns as they are, or with zero added."""
-    found: set[int] = set()
+def _unchanged(root: Scope) -> dict[int, bool]:
+    """Parameters, by input, that the program returns as they are, and whether with zero added."""
+    found: dict[int, bool] = {}
     for atom in jaxprs.opened(root.body).outvars:
         value = root.resolve(atom)
         producer = None if jaxprs.is_literal(value.atom) else root.producer(atom)
+        updated = False
         if producer is not None and producer.eqn.primitive is primitive("add_p"):
             for operand in (0, 1):
                 scope = producer.scope
                 if scope.fact(producer.eqn.invars[1 - operand]).is_zero():
-                    value = scope.resolve(producer.eqn.invars[operand])
+                    value, updated = scope.resolve(producer.eqn.invars[operand]), True
         if value.scope is root and not jaxprs.is_literal(value.atom):
             position = root.position(value.atom)
             aval = value.atom.aval
             # A count of steps is no parameter.
             if position is not None and aval.shape and jnp.issubdtype(aval.dtype, jnp.floating):
-                found.add(position)
+                found[position] = updated or found.get(position, False)
     return found

@@ -53,7 +53,8 @@ class Places:
         every = lax.broadcast_in_dim(
             g, (*self.placed.shape, g.shape[-1]), (*range(g.ndim - 1), g.ndim)
         )
-        return self._at_rows(every, given), self._at_rows(weights[..., None], given)
+        column = weights.reshape(*self.placed.shape, 1)
+        return self._at_rows(every, given), self._at_rows(column, given)
 
     def _at_rows(self, x: Any, given: Sequence[Any]) -> Any:
         indices, mask = self._route(given)

@@ -80,6 +80,15 @@ def test_declarations_that_are_none(name):
             declare(frozen)
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_lone_bool_names_no_leaf(frozen):
+    for use in (lambda: optimize(GRADS, frozen=frozen), lambda: dropped(GRADS, frozen)):
+        with pytest.raises(TypeError, match=f"found {frozen}, which names no leaf; wanted a regex"):
+            use()
+    one = explain(jax.grad(lambda w: jnp.sum(X @ w)), P["router"]["kernel"], frozen=Frozen(frozen))
+    assert len(one.frozen) == frozen
+
+
 def broken(out):
     return out["grads"]
 

@@ -467,6 +467,103 @@ def test_without_a_frozen_gradient_nothing_changes():
         assert done == plain
 
 
+def returned_with_parameters(p, x):
+    value, grads = jax.value_and_grad(loss)(p, x)
+    return value, grads, p
+
+
+def with_a_norm(p, x):
+    _, grads, p = returned_with_parameters(p, x)
+    return jnp.sum(jnp.square(grads["last"])), grads, p
+
+
+def partly_updated(p, x):
+    _, grads, p = returned_with_parameters(p, x)
+    return jnp.sum(jnp.square(grads["last"])), grads, p | {"first": p["first"] - grads["first"]}
+
+
+@pytest.mark.parametrize("fn", [returned_with_parameters, with_a_norm, partly_updated])
+def test_a_gradient_that_is_returned_and_never_masked_is_no_candidate(fn):
+    p, xs = data()
+    assert not explain(fn, p, xs[0], passes=[NAME]).sites
+    declared = Frozen("kernel", grads=lambda out: out[1])
+    leaves = explain(fn, p, xs[0], passes=[NAME], frozen=declared).frozen
+    assert [(leaf.path, leaf.status.value) for leaf in leaves] == [("kernel", "applied")]
+
+
+def test_a_norm_beside_parameters_that_are_never_updated_is_no_mask():
+    fn = lambda p, x: (with_a_norm(p, x)[0], p)
+    p, xs = data()
+    leaves = explain(fn, p, xs[0], passes=[NAME]).frozen
+    # Those that nothing reads go all the same.
+    assert {leaf.path: leaf.status.value for leaf in leaves} == {
+        "p/first": "applied", "p/kernel": "applied",
+    }  # fmt: skip
+
+
+@jax.custom_vjp
+def product_by_rule(x, w):
+    return x @ w
+
+
+product_by_rule.defvjp(lambda x, w: (x @ w, (x, w)), lambda r, g: (g @ r[1].T, r[0].T @ g))
+
+
+def masked_by_rule(mask):
+    def fn(p, x):
+        def inner(p):
+            h = jnp.tanh(product_by_rule(x, p["first"]))
+            h = jnp.tanh(product_by_rule(h, p["kernel"]))
+            return jnp.sum(jnp.square(product_by_rule(h, p["last"])))
+
+        return {k: mask(k, g) for k, g in jax.grad(inner)(p).items()}
+
+    return fn
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_cotangents_beside_a_masked_gradient_are_no_parameters(name):
+    fn = masked_by_rule(lambda k, g: jnp.where(k != name, g, 0))
+    p, xs = data()
+    report = explain(fn, p, xs[0], passes=[NAME])
+    assert [leaf.type for leaf in report.frozen] == ["f32[{},{}]".format(*SHAPES[name])]
+    assert len(report.sites) == 1
+    got, want = (jax.jit(f)(p, xs[0]) for f in (optimize(fn, passes=[NAME]), fn))
+    assert differing(got, want) == []
+
+
+def test_cotangents_beside_a_product_with_zero_are_no_parameters():
+    fn = masked_by_rule(lambda k, g: g * (k != "first"))
+    p, xs = data()
+    (leaf,) = explain(fn, p, xs[0], passes=[NAME]).frozen
+    assert (leaf.type, leaf.reasons[0].code) == ("f32[4,5]", "maybe-not-finite")
+
+
+def test_a_rules_gradient_that_an_optimizer_drops():
+    optimizer = by_label(optax.sgd(0.1))
+
+    def step(p, state, x):
+        grads = masked_by_rule(lambda k, g: g)(p, x)
+        updates, state = optimizer.update(grads, state, p)
+        return optax.apply_updates(p, updates), state
+
+    p, xs = data()
+    (leaf,) = explain(step, p, optimizer.init(p), xs[0], passes=[NAME]).frozen
+    assert (leaf.type, leaf.status.value) == ("f32[5,6]", "applied")
+
+
+def cubes_of_largest(x):
+    return jnp.sum(lax.top_k(x, 2)[0] ** 3)
+
+
+@pytest.mark.parametrize("product", [
+    lambda x: jax.jvp(jax.grad(cubes_of_largest), (x,), (x,))[1],
+    lambda x: jax.grad(lambda y: jnp.vdot(jax.grad(cubes_of_largest)(y), x))(x),
+], ids=["forward over reverse", "reverse over reverse"])  # fmt: skip
+def test_the_input_of_a_hessians_product_is_not_frozen(product):
+    assert not explain(product, jnp.arange(5.0), passes=[NAME]).sites
+
+
 def test_effects_stay():
     def fn(p, xs):
         def step(sums, x):

@@ -934,6 +934,23 @@ class TestInterface:
 
         assert (f(jnp.array([3, 1, 2])) == jnp.array([1, 2, 0])).all()
 
+    @pytest.mark.parametrize("option", ["passes", "disable"])
+    @pytest.mark.parametrize(("given", "kind", "message"), [
+        ("argsort_packed_key", TypeError, "is the string 'argsort_packed_key'; wanted a sequence"),
+        (3, TypeError, "is 3 of type int; wanted a sequence of names"),
+        ([1], TypeError, "found the pass 1 of type int; wanted a name"),
+        (["q"], ValueError, "no pass called 'q'. Known passes: inverse_permutation, "),
+    ])  # fmt: skip
+    def test_names_that_are_none(self, option, given, kind, message):
+        with pytest.raises(kind, match=re.escape(message)):
+            relower.optimize(jnp.argsort, **{option: given})
+
+    def test_no_pass_at_all_and_a_choice_for_one_that_is_off(self):
+        x = jnp.array([3, 1, 2])
+        ways = {"disable": ["inverse_permutation"], "choose": {"inverse_permutation": "counting"}}
+        for options in ({"passes": []}, ways):
+            assert (relower.optimize(jnp.argsort, **options)(x) == jnp.array([1, 2, 0])).all()
+
     def test_what_is_no_function(self):
         with pytest.raises(TypeError, match="found 3 of type int, wanted a function"):
             relower.optimize(3)

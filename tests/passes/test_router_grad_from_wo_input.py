@@ -269,7 +269,15 @@ def test_in_the_backward_of(wrap):
     equal(jax.jit(optimize(fn, passes=[NAME]))(*args), jax.jit(fn)(*args))
 
 
-def routed(rows_of, choices=2, mask=True):
+def by_einsum(rows, w):
+    return jnp.einsum("tkd,tk->td", rows, w)
+
+
+def by_element(rows, w):
+    return (rows * w[..., None]).sum(1)
+
+
+def routed(rows_of, choices=2, mask=True, weigh=by_einsum):
     """``[tokens, d]`` from rows in some order, gathered by its inverse."""
 
     def fn(h, wo, w, ids):
@@ -278,7 +286,7 @@ def routed(rows_of, choices=2, mask=True):
         rows = (h @ wo)[rows_of(inverse, ids)]
         if mask:
             rows = jnp.where(inverse[:, None] < h.shape[0] - 3, rows, 0)
-        return jnp.einsum("tkd,tk->td", rows.reshape(-1, choices, rows.shape[-1]), w)
+        return weigh(rows.reshape(-1, choices, rows.shape[-1]), w)
 
     def vjp(h, wo, w, ids, g):
         return jax.vjp(lambda *a: fn(*a, ids), h, wo, w)[1](g)
@@ -293,12 +301,13 @@ def of_choices(choices, rows=24):
     return integers((rows, 8), (8, 6), (24 // choices, choices), (24 // choices, 6))
 
 
+@pytest.mark.parametrize("weigh", [by_einsum, by_element])
 @pytest.mark.parametrize(
     ("choices", "rows", "mask"), [(1, 24, False), (2, 24, True), (4, 20, True)]
 )
-def test_rows_taken_to_their_choices(eqns_of, choices, rows, mask):
+def test_rows_taken_to_their_choices(eqns_of, choices, rows, mask, weigh):
     h, wo, w, g = of_choices(choices, rows)
-    fn = routed(lambda inverse, ids: inverse, choices, mask)
+    fn = routed(lambda inverse, ids: inverse, choices, mask, weigh)
     args = (h, wo, w, IDS, g)
     done = optimize(fn, passes=[NAME])
     equal(jax.jit(done)(*args), jax.jit(fn)(*args))
@@ -309,10 +318,38 @@ def test_rows_taken_to_their_choices(eqns_of, choices, rows, mask):
     equal(jax.jit(together)(*args), jax.jit(fn)(*args))
 
 
-def test_declined_where_choices_may_share_a_row(why):
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("product", ["dot", "ragged_dot"])
+def test_rows_that_lie_at_their_choices(eqns_of, product, dtype):
+    h, wo, w, g = of_choices(2)
+    h, wo = h.astype(dtype), wo.astype(dtype)
+    if product == "ragged_dot":
+        wo = jnp.stack([wo, 2 * wo])
+    multiply = {"dot": jnp.dot, "ragged_dot": lambda *a: lax.ragged_dot(*a, jnp.array([9, 15]))}
+    rows = lambda h, wo: multiply[product](h, wo).reshape(*w.shape, -1)
+    fn = lambda h, wo, w, g: jax.vjp(lambda h, wo, w: by_element(rows(h, wo), w), h, wo, w)[1](g)
+    assert explain(fn, h, wo, w, g, passes=[NAME]).counts() == {NAME: 1}
+    equal(jax.jit(optimize(fn, passes=[NAME]))(h, wo, w, g), jax.jit(fn)(h, wo, w, g))
+
+
+def test_sums_of_other_rows_are_not_replaced():
+    h, wo, w, g = of_choices(2)
+
+    def fn(h, wo, w, g, x):
+        rows = (h @ wo).reshape(12, 2, 6)
+        d = g[:, None] * w[..., None]
+        weights = (g[:, None] * x).sum(-1), (g[::-1, None] * rows).sum(-1), (d * rows).sum(-1)
+        return *weights, d.reshape(24, 6) @ wo.T, h.T @ d.reshape(24, 6)
+
+    args = h, wo, w, g, *integers((12, 2, 6))
+    assert not explain(fn, *args, passes=[NAME]).counts()
+
+
+@pytest.mark.parametrize("weigh", [by_einsum, by_element])
+def test_declined_where_choices_may_share_a_row(why, weigh):
     h, wo, w, g = of_choices(2)
     for rows_of in (lambda inverse, ids: ids, lambda inverse, ids: inverse // 2):
-        report = explain(routed(rows_of), h, wo, w, IDS, g, passes=[NAME])
+        report = explain(routed(rows_of, weigh=weigh), h, wo, w, IDS, g, passes=[NAME])
         assert [r[0].split(":")[0] for r in why(report, NAME)] == ["places"]
 
 
