@@ -17,6 +17,11 @@ mixture-of-experts trainer, it took 0.257 s off a micro-batch of 10 s on 128 TPU
 
 The cotangents are rounded without the weights in them, and ``dh`` and the rows that ``dwo`` is
 made of with them; the rows' products are added up in float32.
+
+``dw`` is a sum over ``d`` and then over the width ``m`` of ``h``, where it was one over ``m`` and
+then over ``d``. Against float64 on a CPU its error was 0.5 to 1.06 times the original's for
+``d <= m`` and up to 2.0 times for ``d = 4 m``, in float32 and in bfloat16: more than the contract
+allows. What a TPU's accumulators make of it wasn't measured, so that it has to be asked for.
 """
 
 from __future__ import annotations
@@ -168,4 +173,5 @@ PASS = Pass(
             "routed rows",
         ),
     ),
+    by_name=True,
 )

@@ -158,4 +158,4 @@ def test_all_passes_together_at_the_real_size(before):
     assert not before["real"].kernels
     assert fused == 2 * REAL.chunks
     products = after.ops["chlo.ragged_dot"] + fused
-    assert products - before["real"].ops["chlo.ragged_dot"] == -REAL.chunks
+    assert products == before["real"].ops["chlo.ragged_dot"]  # the router's has to be asked for
