@@ -37,7 +37,8 @@ from ..compat.jaxprs import Atom, Eqn
 from ..compat.primitives import primitive
 from ..matchers.graph import Scope
 from ..matchers.weighted_rows import Backward, backwards, products
-from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .base import Contract, Example, Match, Pass, Reason, Replacement
+from .parts.told import told
 from .parts.weighted_rows import Places, rowwise, scaled
 
 _REQUIREMENTS = {
@@ -59,16 +60,6 @@ _REQUIREMENTS = {
 def _find(scope: Scope, index: int) -> Match | None:
     found = backwards(scope).get(index)
     return None if found is None else Match(scope, index, {"backward": found})
-
-
-def _requirement(code: str) -> Requirement:
-    said, sentence = _REQUIREMENTS[code]
-
-    def check(match: Match) -> Reason | None:
-        found = match.captures["backward"].differences.get(code)
-        return None if found is None else Reason(code, said, found.found, found.wanted)
-
-    return Requirement(code, sentence, check)
 
 
 def _profitable(match: Match) -> Reason | None:
@@ -157,7 +148,7 @@ PASS = Pass(
     measure="matrix products",
     roots=lambda: products() | {primitive("reduce_sum_p")},
     find=_find,
-    requirements=tuple(map(_requirement, _REQUIREMENTS)),
+    requirements=told(_REQUIREMENTS, lambda m: m.captures["backward"].differences),
     profitable=_profitable,
     replace=_replace,
     before=before,

@@ -35,7 +35,8 @@ from ..matchers.cuts import cut_from_one
 from ..matchers.graph import OUTPUT, Scope, Value
 from ..matchers.lockstep import Chain, chain_of
 from ..matchers.origin import reach
-from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .base import Contract, Example, Match, Pass, Reason, Replacement
+from .parts.told import told
 from .parts.whole_chain import leaves, run, signature
 
 _REQUIREMENTS = {
@@ -110,16 +111,6 @@ def _around(scope: Scope) -> list[Scope]:
     return [caller.scope for caller in scope.route() or ()]
 
 
-def _requirement(code: str) -> Requirement:
-    said, sentence = _REQUIREMENTS[code]
-
-    def check(match: Match) -> Reason | None:
-        found = match.captures["reasons"].get(code)
-        return None if found is None else Reason(code, said, found.found, found.wanted)
-
-    return Requirement(code, sentence, check)
-
-
 def _profitable(match: Match) -> Reason | None:
     """Nothing of the chain may be left for other readers, or it would be worked out twice."""
     scope = match.scope
@@ -178,7 +169,7 @@ PASS = Pass(
     measure="concatenations",
     roots=lambda: frozenset({primitive("concatenate_p")}),
     find=_find,
-    requirements=tuple(map(_requirement, _REQUIREMENTS)),
+    requirements=told(_REQUIREMENTS, lambda m: m.captures["reasons"]),
     profitable=_profitable,
     replace=_replace,
     before=before,
