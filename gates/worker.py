@@ -121,6 +121,7 @@ def _explain(request: dict[str, Any]) -> Any:
                     contract=request["contract"],
                     choose=_choice(request),
                     lines=bool(request["options"].get("lines")),
+                    suggest=bool(request["options"].get("suggest")),
                     frozen=request["frozen"],
                     assume=request["assume"],
                     **kwargs,

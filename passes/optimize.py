@@ -20,6 +20,7 @@ from .base import Contract, Measured, Pass, PassNotApplicable
 from .engine.lines import Lines
 from .engine.meter import Meter
 from .engine.rewrite import Optimized, rewrite
+from .engine.suggesting import Suggesting
 from .frozen import Frozen, Request, argument_paths, assumed, declared, request
 from .report import Report
 
@@ -133,6 +134,7 @@ def explain(
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
     lines: bool = False,
+    suggest: bool = False,
     **kwargs: Any,
 ) -> Report:
     """What `optimize` would do to ``fn(*args, **kwargs)``: every site, applied or declined.
@@ -147,6 +149,7 @@ def explain(
       frozen: as for `optimize`.
       assume: as for `optimize`.
       lines: note at each site all lines that it takes equations from (`Site.lines`).
+      suggest: note at each site applied what to write in the source instead (`Site.suggestion`).
       **kwargs: keyword arguments of ``fn``.
     """
     chosen, _, asked = _selected(passes, contract, disable, choose)
@@ -157,11 +160,14 @@ def explain(
         traced = _trace(fn, args, kwargs)
         closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
     request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
-    if not lines:
-        return _rewritten(closed, chosen, asked, _name(fn), request).report
-    noted = Lines()
-    done = _rewritten(closed, noted.noting(chosen), asked, _name(fn), request)
-    return noted.annotated(done.report)
+    notebooks: list[Lines | Suggesting] = [Lines()] if lines else []
+    notebooks += [Suggesting()] if suggest else []
+    for noted in notebooks:
+        chosen = noted.noting(chosen)
+    report = _rewritten(closed, chosen, asked, _name(fn), request).report
+    for noted in notebooks:
+        report = noted.annotated(report)
+    return report
 
 
 def assert_applied(
