@@ -13,6 +13,7 @@ from ..matchers.demand import Demand
 from ..matchers.graph import Dataflow, Scope, Value
 from ..matchers.pattern import Mismatch
 from .frozen import Request
+from .suggestion import Suggestion
 
 
 class Contract(Enum):
@@ -148,6 +149,8 @@ class Pass:
     not asked. None where it has nothing to say."""
     ways: tuple[str, ...] = ()
     """Every name that ``alternatives`` may give at some site."""
+    suggest: str | Callable[[Match], Suggestion] | None = None
+    """What to write in the source instead, so that there is nothing to rewrite."""
     by_name: bool = False
     """Runs only where it is asked for by name: today it may cost more than it saves."""
 
@@ -247,6 +250,8 @@ class Site:
     """The lines that equations were taken from, where that was asked for."""
     measured: Measurement | None = field(default=None, compare=False)
     """The figures that decided, where passes were asked to measure."""
+    suggestion: Suggestion | None = field(default=None, compare=False)
+    """What to write in the source instead, where that was asked for."""
 
     @property
     def place(self) -> tuple[Any, ...]:

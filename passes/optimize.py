@@ -20,6 +20,7 @@ from .base import Contract, Measured, Pass, PassNotApplicable
 from .engine.lines import Lines
 from .engine.meter import Meter
 from .engine.rewrite import Optimized, rewrite
+from .engine.suggesting import Suggesting
 from .frozen import Frozen, Request, argument_paths, assumed, declared, request
 from .report import Report
 
@@ -38,7 +39,7 @@ class MeasureWarning(UserWarning):
 def optimize(
     fn: None = None,
     *,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
@@ -51,7 +52,7 @@ def optimize(
 def optimize(
     fn: F,
     *,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
@@ -63,7 +64,7 @@ def optimize(
 def optimize(
     fn: F | None = None,
     *,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
@@ -83,10 +84,11 @@ def optimize(
     Args:
       fn: the function, usually the whole train step: what is inside a `jax.custom_vjp` is only
         seen after `jax.grad` has run. Without it, a decorator with these options.
-      passes: names of the passes to run; each must find a site. None runs all that ``contract``
-        admits, and those with nothing to do stay quiet.
+      passes: names of the passes to run, or `Pass` objects; each must find a site. Among them
+        ``"default"`` stands for all that ``contract`` admits, of which those with nothing to do
+        stay quiet. None is ``["default"]``.
       contract: the loosest contract to allow, ``"bitwise"``, ``"value"`` or ``"rounding"``; only
-        looked at where ``passes`` is None.
+        looked at for ``"default"``.
       disable: names of passes not to run.
       choose: for passes that know several ways, which one to use, as in
         ``{"inverse_permutation": "counting"}``; sites where it isn't open are declined. By default,
@@ -114,9 +116,8 @@ def optimize(
         )  # fmt: skip
     if not callable(fn):
         raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
-    chosen, asked = _selected(passes, contract, disable, choose)
+    chosen, named, asked = _selected(passes, contract, disable, choose)
     told = _Told.of(frozen, assume, chosen)
-    named = passes is not None
     options: dict[str, Any] = {"passes": chosen, "told": told, "named": named, "asked": asked}
     if tracing.is_jitted(fn):
         return cast(F, tracing.rejit(fn, functools.partial(_wrap, jitted=True, **options)))
@@ -126,13 +127,14 @@ def optimize(
 def explain(
     fn: Callable[..., Any],
     *args: Any,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
     lines: bool = False,
+    suggest: bool = False,
     **kwargs: Any,
 ) -> Report:
     """What `optimize` would do to ``fn(*args, **kwargs)``: every site, applied or declined.
@@ -147,9 +149,10 @@ def explain(
       frozen: as for `optimize`.
       assume: as for `optimize`.
       lines: note at each site all lines that it takes equations from (`Site.lines`).
+      suggest: note at each site applied what to write in the source instead (`Site.suggestion`).
       **kwargs: keyword arguments of ``fn``.
     """
-    chosen, asked = _selected(passes, contract, disable, choose)
+    chosen, _, asked = _selected(passes, contract, disable, choose)
     told = _Told.of(frozen, assume, chosen)
     if tracing.is_jitted(fn):
         closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
@@ -157,11 +160,14 @@ def explain(
         traced = _trace(fn, args, kwargs)
         closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
     request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
-    if not lines:
-        return _rewritten(closed, chosen, asked, _name(fn), request).report
-    noted = Lines()
-    done = _rewritten(closed, noted.noting(chosen), asked, _name(fn), request)
-    return noted.annotated(done.report)
+    notebooks: list[Lines | Suggesting] = [Lines()] if lines else []
+    notebooks += [Suggesting()] if suggest else []
+    for noted in notebooks:
+        chosen = noted.noting(chosen)
+    report = _rewritten(closed, chosen, asked, _name(fn), request).report
+    for noted in notebooks:
+        report = noted.annotated(report)
+    return report
 
 
 def assert_applied(
@@ -176,8 +182,8 @@ def assert_applied(
       fn: the function, not yet optimized.
       args: its arguments, or `jax.ShapeDtypeStruct`s.
       expected: sites by pass: equations, told apart by the line they are called from, however
-        often they run (`Site.calls`). Passes not named
-        may rewrite any number.
+        often they run (`Site.calls`). The passes named run whatever their contract, beside those
+        that run by default; these may rewrite any number.
       **kwargs: keyword arguments of ``fn``.
 
     Raises:
@@ -189,7 +195,7 @@ def assert_applied(
             f"{type(expected).__name__}; wanted a tuple of arguments and a dict of counts by pass"
         )
     names = [registry.by_name(name).name for name in expected]
-    report = explain(fn, *args, **kwargs)
+    report = explain(fn, *args, passes=[registry.DEFAULT, *names], **kwargs)
     counts = report.counts()
     if not report.applied and getattr(fn, "__relower_optimized__", False):
         report = replace(report, notes=(*report.notes, "the function given is already optimized"))
@@ -201,14 +207,14 @@ def assert_applied(
 
 
 def _selected(
-    passes: Iterable[str] | None, contract: str, disable: Iterable[str], choose: Choose
-) -> tuple[tuple[Pass, ...], Measured | None]:
-    """The passes to run, and how to measure where that is asked for."""
+    passes: Iterable[str | Pass] | None, contract: str, disable: Iterable[str], choose: Choose
+) -> tuple[tuple[Pass, ...], frozenset[str], Measured | None]:
+    """The passes to run, the names of those asked for, and how to measure where that is wanted."""
     asked = Measured() if choose == "measured" else choose
     by_rule = asked == "heuristic" or isinstance(asked, Measured)
     ways = None if by_rule else cast(Any, asked)  # anything but ways by pass is refused there
     chosen = registry.select(passes, _contract(contract), disable, ways)
-    return chosen, asked if isinstance(asked, Measured) else None
+    return chosen.passes, chosen.named, asked if isinstance(asked, Measured) else None
 
 
 def _rewritten(
@@ -276,7 +282,7 @@ def _wrap(
     fn: Callable[..., Any],
     passes: Sequence[Pass],
     told: _Told,
-    named: bool,
+    named: frozenset[str],
     jitted: bool,
     asked: Measured | None,
 ) -> Callable[..., Any]:
@@ -293,7 +299,7 @@ def _wrap(
         done = _rewritten(traced.closed, passes, asked, _name(fn), request)
         _warn(done.report)
         if named:
-            _require_all(passes, done.report)
+            _require_all([p for p in passes if p.name in named], done.report)
         return done.closed, traced.out_tree, traced.holds_tracers
 
     @functools.wraps(fn)
