@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import relower
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Wherever this is loaded from.
 
-from qwen_hybrid import trainer
+from qwen_hybrid import by_hand, trainer
+from qwen_hybrid.by_hand import frozen
 from qwen_hybrid.config import MESH, REAL, TINY, Config
 
 
@@ -59,6 +62,15 @@ def update(config: Config) -> Any:
     return relower.case(build, mesh=MESH)
 
 
+VARIANTS = {
+    "real": REAL,
+    "at_once": replace(REAL, chunks=1),
+    "no_remat": replace(REAL, remat=False),
+    "bf16_router": replace(REAL, router_dtype=jnp.bfloat16),
+}
+"""The real size and others of it that a trainer is run with."""
+
+
 def tiny() -> Any:
     return forward_backward(TINY)
 
@@ -73,3 +85,24 @@ def tiny_update() -> Any:
 
 def real_update() -> Any:
     return update(REAL)
+
+
+def plain() -> dict[str, Any]:
+    """Each of `VARIANTS`."""
+    return {name: forward_backward(config) for name, config in VARIANTS.items()}
+
+
+def twins() -> dict[str, Any]:
+    """Each of `VARIANTS` with one thing done by hand, as in ``real-sorts``."""
+    return {
+        f"{variant}-{name}": twin(config, name)
+        for variant, config in VARIANTS.items()
+        for name in (*by_hand.FORMS, "frozen")
+    }
+
+
+def twin(config: Config, name: str) -> Any:
+    """Forward and backward with one thing done by hand."""
+    if name == "frozen":
+        return forward_backward(config, frozen.make_forward_backward)
+    return forward_backward(by_hand.by_hand(config, name))

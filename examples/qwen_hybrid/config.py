@@ -111,8 +111,8 @@ REAL = Config(
     experts=512,
     experts_per_token=10,
     width=1024,
-    batch=4,
-    sequence=8192,
+    batch=8,
+    sequence=4096,
     micro_batches=4,
 )
 """Layers of a frontier model's size, 4,096 tokens a device; for tracing and lowering."""

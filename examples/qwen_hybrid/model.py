@@ -89,10 +89,19 @@ def param_specs(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(spec, params)
 
 
+def gathered_params(params: Params, config: Config) -> Params:
+    """A layer's parameters with all matrices whole, but for the experts'."""
+    names = [n for n, p in params.items() if p.ndim == 2 and n != "taps"]
+    dtypes = [config.router_dtype if n == "router" else config.dtype for n in names]
+    parts = [params[n].astype(dtype) for n, dtype in zip(names, dtypes, strict=True)]
+    return params | dict(zip(names, config.ops.exchange(parts, "fsdp"), strict=True))
+
+
 def layer(
     x: jax.Array, params: Params, mask: jax.Array, config: Config, kind: str
 ) -> tuple[jax.Array, jax.Array]:
     """One layer: ``x``, ``[batch, tokens, hidden]``, and the load-balance loss."""
+    params = gathered_params(params, config)
     mixer = {"attention": attention, "delta": delta_net}[kind]
     mixed = mixer(params, rms_norm(x, params["mixer_norm"]), config)
     x = x + checkpoint_name(mixed, "mixed")
