@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from .attention import attention
-from .config import BLOCK, MESH, SAVED, Config
+from .config import BLOCK, MESH, Config
 from .delta_net import delta_net
 from .moe import mixture
 from .ops import TAPS
@@ -121,9 +121,9 @@ def loss_fn(params: Params, batch: Batch, config: Config) -> jax.Array:
 
     def rematerialised(kind: str) -> Any:
         one = partial(layer, mask=mask, config=c, kind=kind)
-        if not c.remat:
+        if c.saved is None:
             return one
-        return jax.checkpoint(one, policy=jax.checkpoint_policies.save_only_these_names(*SAVED))
+        return jax.checkpoint(one, policy=jax.checkpoint_policies.save_only_these_names(*c.saved))
 
     def block(x: jax.Array, params: tuple[Params, Params]) -> tuple[jax.Array, jax.Array]:
         delta, full = params

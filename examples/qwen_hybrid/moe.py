@@ -98,11 +98,11 @@ def routed(
     wi = config.ops.gathered_wi(params["wi"].astype(x.dtype))
     wo = gathered(params["wo"], x.dtype)
     chunks = list(zip(*(jnp.split(a, config.chunks) for a in (x, weights, ids)), strict=True))
-    here = config.ops.exchange(chunks[0], "expert")
-    sums = []
+    send = config.ops.ring(chunks, "expert")
+    here, sums = send(0), []
     for i in range(config.chunks):
         if i + 1 < config.chunks:
-            coming = config.ops.exchange(chunks[i + 1], "expert")
+            coming = send(i + 1)
             here, coming = lax.optimization_barrier((here, coming))
         y = own_experts(wi, wo, *here, config)
         sums.append(lax.psum_scatter(y, "expert", tiled=True))

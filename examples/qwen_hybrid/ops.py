@@ -57,6 +57,13 @@ def exchange(arrays: Sequence[jax.Array], axis_name: str, axis: int = 0) -> tupl
     return tuple(lax.all_gather(a, axis_name, axis=axis, tiled=True) for a in arrays)
 
 
+def ring(
+    chunks: Sequence[Sequence[jax.Array]], axis_name: str
+) -> Callable[[int], tuple[jax.Array, ...]]:
+    """What sends each chunk's arrays to all devices along an axis of the mesh."""
+    return lambda i: exchange(chunks[i], axis_name)
+
+
 @jax.custom_vjp
 def fake_quantise(w: jax.Array) -> jax.Array:
     """``w``, ``[experts, in, out]``, as float8 holds it with a scale for each column.
@@ -132,6 +139,7 @@ class Ops:
     put_back: Callable[..., jax.Array] = put_back
     group_sizes: Callable[..., jax.Array] = group_sizes
     exchange: Callable[..., tuple[jax.Array, ...]] = exchange
+    ring: Callable[..., Callable[[int], tuple[jax.Array, ...]]] = ring
     gathered_wi: Callable[..., jax.Array] = gathered_wi
     activated: Callable[..., jax.Array] = activated
     causal_conv: Callable[..., jax.Array] = causal_conv

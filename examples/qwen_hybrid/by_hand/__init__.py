@@ -11,7 +11,7 @@ FORMS = {
     "sorts": {"sort_by_group": sorts.sort_by_group},
     "top_k": {"top_k": top_k.top_k},
     "counts": {"group_sizes": counts.group_sizes},
-    "gathers": {"exchange": gathers.exchange},
+    "gathers": {"exchange": gathers.exchange, "ring": gathers.ring},
     "weights": {"gathered_wi": weights.gathered_wi},
     "rows": {"take_out": rows.take_out, "put_back": rows.put_back},
     "swiglu": {"activated": swiglu.activated},
