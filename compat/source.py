@@ -16,9 +16,19 @@ KEPT = "relower.keep"
 
 def source_line(eqn: Eqn) -> str | None:
     """``file.py:line`` of the innermost frame outside jax and relower; None where jax kept none."""
+    place = source_place(eqn)
+    return None if place is None else place[0]
+
+
+def source_place(eqn: Eqn) -> tuple[str, str] | None:
+    """``file.py:line`` and the function of the innermost frame outside jax and relower.
+
+    The function's name is its last part alone: Python versions differ in how they qualify it.
+    """
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
         if os.path.dirname(frame.file_name) not in _own_folders():
-            return f"{frame.file_name}:{frame.start_line}"
+            function = frame.function_name.rpartition(".")[2]
+            return f"{frame.file_name}:{frame.start_line}", function
     return None
 
 

@@ -17,8 +17,11 @@ from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
 from . import registry
 from .base import Contract, Measured, Pass, PassNotApplicable
+from .disable import Selection, split
+from .engine.addresses import Addresses
 from .engine.lines import Lines
 from .engine.meter import Meter
+from .engine.met import check_met
 from .engine.rewrite import Optimized, rewrite
 from .frozen import Frozen, Request, argument_paths, assumed, declared, request
 from .report import Report
@@ -87,7 +90,8 @@ def optimize(
         admits, and those with nothing to do stay quiet.
       contract: the loosest contract to allow, ``"bitwise"``, ``"value"`` or ``"rounding"``; only
         looked at where ``passes`` is None.
-      disable: names of passes not to run.
+      disable: names of passes not to run, and addresses of single sites to leave alone, as
+        `explain` shows them: ``"argsort_packed_key@jvp()/scan/jit(argsort):route#2"``.
       choose: for passes that know several ways, which one to use, as in
         ``{"inverse_permutation": "counting"}``; sites where it isn't open are declined. By default,
         and with ``"heuristic"``, each pass takes the way that it thinks best. ``"measured"``, or a
@@ -103,7 +107,7 @@ def optimize(
     Raises:
       ValueError: an unknown pass, contract, way or assumption, a choice for a pass that knows one
         way only, or a regex that can't be compiled; when called, a declaration that fits no leaf of
-        the output.
+        the output, or an address to disable at which there is no site.
       TypeError: a declaration of another kind, or passes that are no sequence of names.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
@@ -115,7 +119,7 @@ def optimize(
     if not callable(fn):
         raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
     chosen, asked = _selected(passes, contract, disable, choose)
-    told = _Told.of(frozen, assume, chosen)
+    told = _Told.of(frozen, assume, disable, chosen)
     named = passes is not None
     options: dict[str, Any] = {"passes": chosen, "told": told, "named": named, "asked": asked}
     if tracing.is_jitted(fn):
@@ -150,17 +154,18 @@ def explain(
       **kwargs: keyword arguments of ``fn``.
     """
     chosen, asked = _selected(passes, contract, disable, choose)
-    told = _Told.of(frozen, assume, chosen)
+    told = _Told.of(frozen, assume, disable, chosen)
     if tracing.is_jitted(fn):
         closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
     else:
         traced = _trace(fn, args, kwargs)
         closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
     request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
+    addresses = Addresses(told.selection)
     if not lines:
-        return _rewritten(closed, chosen, asked, _name(fn), request).report
+        return _rewritten(closed, chosen, asked, _name(fn), request, addresses).report
     noted = Lines()
-    done = _rewritten(closed, noted.noting(chosen), asked, _name(fn), request)
+    done = _rewritten(closed, noted.noting(chosen), asked, _name(fn), request, addresses)
     return noted.annotated(done.report)
 
 
@@ -207,18 +212,24 @@ def _selected(
     asked = Measured() if choose == "measured" else choose
     by_rule = asked == "heuristic" or isinstance(asked, Measured)
     ways = None if by_rule else cast(Any, asked)  # anything but ways by pass is refused there
-    chosen = registry.select(passes, _contract(contract), disable, ways)
+    chosen = registry.select(passes, _contract(contract), split(disable)[0], ways)
     return chosen, asked if isinstance(asked, Measured) else None
 
 
 def _rewritten(
-    closed: Body, passes: Sequence[Pass], asked: Measured | None, name: str, request: Request
+    closed: Body,
+    passes: Sequence[Pass],
+    asked: Measured | None,
+    name: str,
+    request: Request,
+    addresses: Addresses | None,
 ) -> Optimized:
-    if asked is None:
-        return rewrite(closed, passes, name=name, request=request)
-    meter = Meter(asked)
-    done = rewrite(closed, meter.measuring(passes), name=name, request=request)
-    return replace(done, report=meter.annotated(done.report))
+    meter = None if asked is None else Meter(asked)
+    run = passes if meter is None else meter.measuring(passes)
+    done = rewrite(closed, run, name=name, request=request, addresses=addresses)
+    if addresses is not None and addresses.selection.disabled:
+        check_met(addresses.selection, done.report, closed, passes, request)
+    return done if meter is None else replace(done, report=meter.annotated(done.report))
 
 
 def _contract(name: str) -> Contract:
@@ -245,10 +256,13 @@ class _Told:
 
     frozen: Frozen | None
     assume: frozenset[str]
+    selection: Selection
 
     @classmethod
-    def of(cls, frozen: Any, assume: Any, passes: Sequence[Pass]) -> _Told:
-        told = cls(declared(frozen), assumed(assume))
+    def of(
+        cls, frozen: Any, assume: Any, disable: Iterable[str], passes: Sequence[Pass]
+    ) -> _Told:
+        told = cls(declared(frozen), assumed(assume), split(disable)[1])
         if (told.frozen or told.assume) and all(p.program is None for p in passes):
             names = ", ".join(p.name for p in passes) or "none"
             raise ValueError(
@@ -290,7 +304,8 @@ def _wrap(
     def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Any, bool]:
         traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
         request = told.request(fn, args, kwargs, is_dynamic, traced.closed, traced.out_tree)
-        done = _rewritten(traced.closed, passes, asked, _name(fn), request)
+        addresses = Addresses(told.selection) if told.selection else None
+        done = _rewritten(traced.closed, passes, asked, _name(fn), request, addresses)
         _warn(done.report)
         if named:
             _require_all(passes, done.report)
