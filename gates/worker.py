@@ -148,7 +148,8 @@ def _choice(request: dict[str, Any]) -> Any:
 
 
 def _catalogue(request: dict[str, Any]) -> Any:
-    from ..passes.registry import all_passes
+    from ..passes import registry
+    from ..passes.plugins import PluginError
 
     def source(fn: Callable[..., Any]) -> str:
         try:
@@ -156,17 +157,29 @@ def _catalogue(request: dict[str, Any]) -> Any:
         except (OSError, TypeError):
             return ""
 
-    return [
+    found, faults = [(p, "relower") for p in registry.all_passes()], []
+    try:
+        for plugin in registry.plugins().values():
+            try:
+                found.append((plugin.load(), plugin.origin))
+            except PluginError as error:
+                faults.append(str(error))
+    except PluginError as error:
+        faults.append(str(error))
+    listed = [
         {
             "name": p.name,
+            "origin": origin,
             "contract": p.contract.value,
+            "by_name": p.by_name,
             "summary": p.summary,
             "requirements": [{"code": r.code, "sentence": r.sentence} for r in p.requirements],
             "before": source(p.before),
             "after": source(p.after),
         }
-        for p in all_passes()
+        for p, origin in found
     ]
+    return {"passes": listed, "faults": faults}
 
 
 def _selftest(request: dict[str, Any]) -> Any:
@@ -208,7 +221,7 @@ def _case(request: dict[str, Any]) -> Any:
 
 def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
     from ..passes.optimize import optimize
-    from ..passes.registry import by_name
+    from ..passes.registry import DEFAULT, by_name
 
     names = None if request["passes"] == "default" else request["passes"]
 
@@ -224,7 +237,8 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
 
     try:
         for name in names or ():
-            by_name(name)
+            if name != DEFAULT:
+                by_name(name)
         if chosen.build is None:
             return replace(chosen, fn=wrapped(chosen.fn))
     except ValueError as error:

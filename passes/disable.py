@@ -11,32 +11,40 @@ from . import registry
 _ADDRESS = re.compile(r"(?P<name>[^@]*)@(?P<path>.*)#(?P<number>[1-9][0-9]*)", re.S)
 
 
+DISABLED = "disabled"
+"""The code of the reason for which a site that is turned off is declined."""
+
+
 @dataclass(frozen=True)
-class Selection:
+class Disabled:
     """Which sites are turned off."""
 
-    disabled: frozenset[str] = frozenset()
+    addresses: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
     """Where given, every site with another address is off."""
 
     def __bool__(self) -> bool:
         """Whether any site could be off."""
-        return bool(self.disabled) or self.only is not None
+        return bool(self.addresses) or self.only is not None
 
     def is_off(self, address: str) -> bool:
         """Whether the site at ``address`` is off."""
-        return address in self.disabled or (self.only is not None and address not in self.only)
+        return address in self.addresses or (self.only is not None and address not in self.only)
 
 
-def split(disable: Iterable[str]) -> tuple[list[str], Selection]:
+def split(disable: Iterable[str] | Disabled) -> tuple[list[str], Disabled]:
     """The passes and the single sites that ``disable`` turns off.
 
     Raises:
-      ValueError: no such pass, or an address of another form.
+      ValueError: no such pass, or something with an ``@`` that has not the form of an address.
       TypeError: anything but a sequence of strings.
     """
+    if isinstance(disable, Disabled):
+        return [], disable
     if isinstance(disable, str):
-        raise TypeError(f"disable is the string {disable!r}; wanted a sequence, as in [{disable!r}]")
+        raise TypeError(
+            f"disable is the string {disable!r}; wanted a sequence, as in [{disable!r}]"
+        )
     if not isinstance(disable, Iterable):
         raise TypeError(
             f"disable is {disable!r} of type {type(disable).__name__}; wanted a sequence of names "
@@ -53,6 +61,5 @@ def split(disable: Iterable[str]) -> tuple[list[str], Selection]:
                 f"disable: {address!r} is no address of a site; wanted PASS@SCOPE:FUNCTION#NUMBER "
                 "as `explain` shows it"
             )
-        registry.by_name(form["name"])
     kept = (a for a in addresses if a.partition("@")[0] not in off)
-    return names, Selection(frozenset(kept))
+    return names, Disabled(frozenset(kept))

@@ -17,11 +17,11 @@ from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
 from . import registry
 from .base import Contract, Measured, Pass, PassNotApplicable
-from .disable import Selection, split
+from .disable import DISABLED, Disabled, split
 from .engine.addresses import Addresses
 from .engine.lines import Lines
-from .engine.meter import Meter
 from .engine.met import check_met
+from .engine.meter import Meter
 from .engine.rewrite import Optimized, rewrite
 from .frozen import Frozen, Request, argument_paths, assumed, declared, request
 from .report import Report
@@ -41,7 +41,7 @@ class MeasureWarning(UserWarning):
 def optimize(
     fn: None = None,
     *,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
@@ -54,7 +54,7 @@ def optimize(
 def optimize(
     fn: F,
     *,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
@@ -66,7 +66,7 @@ def optimize(
 def optimize(
     fn: F | None = None,
     *,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
@@ -86,10 +86,11 @@ def optimize(
     Args:
       fn: the function, usually the whole train step: what is inside a `jax.custom_vjp` is only
         seen after `jax.grad` has run. Without it, a decorator with these options.
-      passes: names of the passes to run; each must find a site. None runs all that ``contract``
-        admits, and those with nothing to do stay quiet.
+      passes: names of the passes to run, or `Pass` objects; each must find a site. Among them
+        ``"default"`` stands for all that ``contract`` admits, of which those with nothing to do
+        stay quiet. None is ``["default"]``.
       contract: the loosest contract to allow, ``"bitwise"``, ``"value"`` or ``"rounding"``; only
-        looked at where ``passes`` is None.
+        looked at for ``"default"``.
       disable: names of passes not to run, and addresses of single sites to leave alone, as
         `explain` shows them: ``"argsort_packed_key@jvp()/scan/jit(argsort):route#2"``.
       choose: for passes that know several ways, which one to use, as in
@@ -118,9 +119,8 @@ def optimize(
         )  # fmt: skip
     if not callable(fn):
         raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
-    chosen, asked = _selected(passes, contract, disable, choose)
+    chosen, named, asked = _selected(passes, contract, disable, choose)
     told = _Told.of(frozen, assume, disable, chosen)
-    named = passes is not None
     options: dict[str, Any] = {"passes": chosen, "told": told, "named": named, "asked": asked}
     if tracing.is_jitted(fn):
         return cast(F, tracing.rejit(fn, functools.partial(_wrap, jitted=True, **options)))
@@ -130,7 +130,7 @@ def optimize(
 def explain(
     fn: Callable[..., Any],
     *args: Any,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
@@ -153,7 +153,7 @@ def explain(
       lines: note at each site all lines that it takes equations from (`Site.lines`).
       **kwargs: keyword arguments of ``fn``.
     """
-    chosen, asked = _selected(passes, contract, disable, choose)
+    chosen, _, asked = _selected(passes, contract, disable, choose)
     told = _Told.of(frozen, assume, disable, chosen)
     if tracing.is_jitted(fn):
         closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
@@ -161,7 +161,7 @@ def explain(
         traced = _trace(fn, args, kwargs)
         closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
     request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
-    addresses = Addresses(told.selection)
+    addresses = Addresses(told.disabled)
     if not lines:
         return _rewritten(closed, chosen, asked, _name(fn), request, addresses).report
     noted = Lines()
@@ -181,8 +181,8 @@ def assert_applied(
       fn: the function, not yet optimized.
       args: its arguments, or `jax.ShapeDtypeStruct`s.
       expected: sites by pass: equations, told apart by the line they are called from, however
-        often they run (`Site.calls`). Passes not named
-        may rewrite any number.
+        often they run (`Site.calls`). The passes named run whatever their contract, beside those
+        that run by default; these may rewrite any number.
       **kwargs: keyword arguments of ``fn``.
 
     Raises:
@@ -194,7 +194,7 @@ def assert_applied(
             f"{type(expected).__name__}; wanted a tuple of arguments and a dict of counts by pass"
         )
     names = [registry.by_name(name).name for name in expected]
-    report = explain(fn, *args, **kwargs)
+    report = explain(fn, *args, passes=[registry.DEFAULT, *names], **kwargs)
     counts = report.counts()
     if not report.applied and getattr(fn, "__relower_optimized__", False):
         report = replace(report, notes=(*report.notes, "the function given is already optimized"))
@@ -206,14 +206,14 @@ def assert_applied(
 
 
 def _selected(
-    passes: Iterable[str] | None, contract: str, disable: Iterable[str], choose: Choose
-) -> tuple[tuple[Pass, ...], Measured | None]:
-    """The passes to run, and how to measure where that is asked for."""
+    passes: Iterable[str | Pass] | None, contract: str, disable: Iterable[str], choose: Choose
+) -> tuple[tuple[Pass, ...], frozenset[str], Measured | None]:
+    """The passes to run, the names of those asked for, and how to measure where that is wanted."""
     asked = Measured() if choose == "measured" else choose
     by_rule = asked == "heuristic" or isinstance(asked, Measured)
     ways = None if by_rule else cast(Any, asked)  # anything but ways by pass is refused there
     chosen = registry.select(passes, _contract(contract), split(disable)[0], ways)
-    return chosen, asked if isinstance(asked, Measured) else None
+    return chosen.passes, chosen.named, asked if isinstance(asked, Measured) else None
 
 
 def _rewritten(
@@ -227,8 +227,8 @@ def _rewritten(
     meter = None if asked is None else Meter(asked)
     run = passes if meter is None else meter.measuring(passes)
     done = rewrite(closed, run, name=name, request=request, addresses=addresses)
-    if addresses is not None and addresses.selection.disabled:
-        check_met(addresses.selection, done.report, closed, passes, request)
+    if addresses is not None and addresses.disabled.addresses:
+        check_met(addresses.disabled, done.report, closed, passes, request)
     return done if meter is None else replace(done, report=meter.annotated(done.report))
 
 
@@ -256,12 +256,10 @@ class _Told:
 
     frozen: Frozen | None
     assume: frozenset[str]
-    selection: Selection
+    disabled: Disabled
 
     @classmethod
-    def of(
-        cls, frozen: Any, assume: Any, disable: Iterable[str], passes: Sequence[Pass]
-    ) -> _Told:
+    def of(cls, frozen: Any, assume: Any, disable: Iterable[str], passes: Sequence[Pass]) -> _Told:
         told = cls(declared(frozen), assumed(assume), split(disable)[1])
         if (told.frozen or told.assume) and all(p.program is None for p in passes):
             names = ", ".join(p.name for p in passes) or "none"
@@ -290,7 +288,7 @@ def _wrap(
     fn: Callable[..., Any],
     passes: Sequence[Pass],
     told: _Told,
-    named: bool,
+    named: frozenset[str],
     jitted: bool,
     asked: Measured | None,
 ) -> Callable[..., Any]:
@@ -304,11 +302,11 @@ def _wrap(
     def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Any, bool]:
         traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
         request = told.request(fn, args, kwargs, is_dynamic, traced.closed, traced.out_tree)
-        addresses = Addresses(told.selection) if told.selection else None
+        addresses = Addresses(told.disabled) if told.disabled else None
         done = _rewritten(traced.closed, passes, asked, _name(fn), request, addresses)
         _warn(done.report)
         if named:
-            _require_all(passes, done.report)
+            _require_all([p for p in passes if p.name in named], done.report)
         return done.closed, traced.out_tree, traced.holds_tracers
 
     @functools.wraps(fn)
@@ -381,6 +379,8 @@ def _require_all(passes: Sequence[Pass], report: Report) -> None:
         mine = [s for s in report.declined if s.pass_name == p.name]
         if not mine and p.name in report.superseded:
             continue  # every candidate went to a pass that is preferred
+        if any(r.code == DISABLED for s in mine for r in s.reasons):
+            continue  # it would apply, but for what the caller turned off
         lines.append(f"{p.name} applies nowhere in {report.name}:")
         if not mine:
             roots = ", ".join(sorted(root.name for root in p.roots()))

@@ -19,7 +19,7 @@ from ...compat.jaxprs import Atom, Body, Eqn, Var
 from ...compat.source import name_stack, source_place
 from ...matchers.graph import Dataflow, Scope, step_name
 from ..base import Accepted, Pass
-from ..disable import Selection
+from ..disable import Disabled
 
 _Line = str | None
 _NO_NUMBER = "?"
@@ -34,7 +34,7 @@ class _Unit:
     path: str
     group: list[_Unit] = field(repr=False)
     """The equations it is counted among, in program order."""
-    inside: tuple[_Unit, str] | None = None
+    inside: tuple[_Unit, Pass] | None = None
     """The site that put it in place, and that site's pass."""
 
 
@@ -43,7 +43,7 @@ class _Made:
     """One result of an equation that a replacement consists of."""
 
     parent: Var
-    pass_name: str
+    owner: Pass = field(compare=False)
     primitives: tuple[Any, ...]
     """Those of all equations of the replacement."""
     index: int
@@ -53,7 +53,7 @@ class _Made:
 class Addresses:
     """The addresses of one program's equations, and which sites are turned off."""
 
-    selection: Selection = field(default_factory=Selection)
+    disabled: Disabled = field(default_factory=Disabled)
     was_read: bool = False
     _units: dict[Var, dict[_Line, _Unit]] = field(default_factory=dict)
     _made: dict[Var, list[_Made]] = field(default_factory=dict)
@@ -84,9 +84,9 @@ class Addresses:
 
     def is_off(self, p: Pass, scope: Scope, index: int) -> bool:
         """Whether a site is turned off; asks for its calls to be told apart where only some are."""
-        if not self.selection:
+        if not self.disabled:
             return False
-        off = [self.selection.is_off(a) for a in self.of(p, scope, index)]
+        off = [self.disabled.is_off(a) for a in self.of(p, scope, index)]
         if any(off) and not all(off):
             _tell_apart(scope)
         return any(off)
@@ -104,7 +104,7 @@ class Addresses:
             parts = list(_all_equations(eqns))
             primitives = tuple(eqn.primitive for eqn in parts)
             for index, eqn in enumerate(parts):
-                made = _Made(root, site.rewrite.name, primitives, index)
+                made = _Made(root, site.rewrite, primitives, index)
                 for var in _named(eqn):
                     if made not in self._made.setdefault(var, []):
                         self._made[var].append(made)
@@ -141,11 +141,11 @@ class Addresses:
         return None
 
     def _inside(self, parent: _Unit, made: _Made) -> _Unit:
-        key = (id(parent), made.pass_name)
+        key = (id(parent), made.owner.name)
         units = self._derived.get(key)
         if units is None or len(units) != len(made.primitives):
             group: list[_Unit] = []
-            inside = (parent, made.pass_name)
+            inside = (parent, made.owner)
             group.extend(_Unit(primitive, "", group, inside) for primitive in made.primitives)
             units = self._derived[key] = group
             self._keep.extend(group)
@@ -156,15 +156,8 @@ class Addresses:
         number = self._counted(unit.group, p)[id(unit)]
         if unit.inside is None:
             return f"{unit.path}#{number}"
-        parent, pass_name = unit.inside
-        from ..registry import by_name
-
-        try:
-            owner = by_name(pass_name)
-        except ValueError:  # a pass of the tests of the engine
-            owner = p
-        return f"{self._path(parent, owner)}/{pass_name}#{number}"
-
+        parent, owner = unit.inside
+        return f"{self._path(parent, owner)}/{owner.name}#{number}"
 
     def _counted(self, group: list[_Unit], p: Pass) -> dict[int, int]:
         """The number of each unit among those of its group that a pass could start from."""

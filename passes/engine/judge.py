@@ -10,6 +10,7 @@ from ...compat.jaxprs import Eqn
 from ...matchers.graph import Scope
 from ...matchers.pattern import Mismatch
 from ..base import Accepted, Pass, Reason, Site, Status
+from ..disable import DISABLED
 from .addresses import Addresses
 
 
@@ -93,8 +94,8 @@ def sizes_known(atoms: Iterable[Any]) -> bool:
 
 def disabled(addresses: Iterable[str]) -> Reason:
     """Why a site that is turned off is left alone."""
-    return Reason("disabled", "this site is turned off", ", ".join(addresses), "an address that "
-                  "isn't disabled")  # fmt: skip
+    return Reason(DISABLED, "this site is turned off", ", ".join(addresses),
+                  "an address that isn't disabled")  # fmt: skip
 
 
 def site_of(p: Pass, scope: Scope, index: int, told: Told) -> Site:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...compat import jaxprs
-from ...compat.jaxprs import Body, Eqn
+from ...compat.jaxprs import Body
 from ...compat.source import source_line
 from ...matchers.fact import UNKNOWN
 from ...matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
