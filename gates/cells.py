@@ -29,6 +29,8 @@ class Node:
     route: str | None
     inputs: tuple[str, ...] = ()
     """Patterns of files that the case reads besides its sources."""
+    disable: tuple[str, ...] = ()
+    """Passes and single sites that are turned off."""
 
     @property
     def name(self) -> str:
@@ -39,7 +41,9 @@ class Node:
     def work(self) -> tuple[Any, ...]:
         """Equal for nodes that are one lowering."""
         where = (self.target, self.route)
-        return (self.spec, self.args, self.mesh, self.passes, *where, self.inputs)
+        return (
+            self.spec, self.args, self.mesh, self.passes, self.disable, *where, self.inputs
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

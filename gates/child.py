@@ -40,6 +40,8 @@ class Job:
     args: tuple[str, ...] = ()
     passes: PassSet = None
     contract: str = "bitwise"
+    disable: tuple[str, ...] = ()
+    """Names of passes, and addresses of single sites, that are turned off."""
     frozen: str | None = None
     """A regex on the paths of the output's leaves; looked at only where passes run."""
     assume: str | None = None

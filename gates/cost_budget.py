@@ -52,6 +52,7 @@ def compile_node(node: Node, matrix: Matrix, cache: CostCache | None) -> Cost | 
                 spec=node.spec,
                 args=node.args,
                 passes=node.passes,
+                disable=node.disable,
                 target=node.target,
                 mesh=None if node.mesh is None else dict(node.mesh),
                 output=folder,

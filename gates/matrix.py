@@ -148,6 +148,7 @@ def _lower(
             spec=node.spec,
             args=node.args,
             passes=node.passes,
+            disable=node.disable,
             target=node.target,
             route=node.route,
             mesh=None if node.mesh is None else dict(node.mesh),

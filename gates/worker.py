@@ -119,6 +119,7 @@ def _explain(request: dict[str, Any]) -> Any:
                     *args,
                     passes=request["passes"] if named else None,
                     contract=request["contract"],
+                    disable=request["disable"],
                     choose=_choice(request),
                     lines=bool(request["options"].get("lines")),
                     suggest=bool(request["options"].get("suggest")),
@@ -127,7 +128,7 @@ def _explain(request: dict[str, Any]) -> Any:
                     **kwargs,
                 )
         except ValueError as error:
-            told = ("contract is", "frozen", "assume")
+            told = ("contract is", "frozen", "assume", "disable")
             if "no pass called" in str(error) or str(error).startswith(told):
                 raise InputError(str(error)) from error
             raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
@@ -230,6 +231,7 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
             fn,
             passes=names,
             contract=request["contract"],
+            disable=request["disable"],
             frozen=request["frozen"],
             assume=request["assume"],
         )

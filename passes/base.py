@@ -248,6 +248,8 @@ class Site:
     """Tells equations of one line apart while a program is rewritten."""
     lines: tuple[str, ...] = field(default=(), compare=False)
     """The lines that equations were taken from, where that was asked for."""
+    addresses: tuple[str, ...] = field(default=(), compare=False)
+    """What `optimize` knows each of its equations by, as called from each line (`disable`)."""
     measured: Measurement | None = field(default=None, compare=False)
     """The figures that decided, where passes were asked to measure."""
     suggestion: Suggestion | None = field(default=None, compare=False)

@@ -17,7 +17,10 @@ from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
 from . import registry
 from .base import Contract, Measured, Pass, PassNotApplicable
+from .disable import DISABLED, Disabled, split
+from .engine.addresses import Addresses
 from .engine.lines import Lines
+from .engine.met import check_met
 from .engine.meter import Meter
 from .engine.rewrite import Optimized, rewrite
 from .engine.suggesting import Suggesting
@@ -89,7 +92,8 @@ def optimize(
         stay quiet. None is ``["default"]``.
       contract: the loosest contract to allow, ``"bitwise"``, ``"value"`` or ``"rounding"``; only
         looked at for ``"default"``.
-      disable: names of passes not to run.
+      disable: names of passes not to run, and addresses of single sites to leave alone, as
+        `explain` shows them: ``"argsort_packed_key@jvp()/scan/jit(argsort):route#2"``.
       choose: for passes that know several ways, which one to use, as in
         ``{"inverse_permutation": "counting"}``; sites where it isn't open are declined. By default,
         and with ``"heuristic"``, each pass takes the way that it thinks best. ``"measured"``, or a
@@ -105,7 +109,7 @@ def optimize(
     Raises:
       ValueError: an unknown pass, contract, way or assumption, a choice for a pass that knows one
         way only, or a regex that can't be compiled; when called, a declaration that fits no leaf of
-        the output.
+        the output, or an address to disable at which there is no site.
       TypeError: a declaration of another kind, or passes that are no sequence of names.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
@@ -117,7 +121,7 @@ def optimize(
     if not callable(fn):
         raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
     chosen, named, asked = _selected(passes, contract, disable, choose)
-    told = _Told.of(frozen, assume, chosen)
+    told = _Told.of(frozen, assume, disable, chosen)
     options: dict[str, Any] = {"passes": chosen, "told": told, "named": named, "asked": asked}
     if tracing.is_jitted(fn):
         return cast(F, tracing.rejit(fn, functools.partial(_wrap, jitted=True, **options)))
@@ -153,18 +157,19 @@ def explain(
       **kwargs: keyword arguments of ``fn``.
     """
     chosen, _, asked = _selected(passes, contract, disable, choose)
-    told = _Told.of(frozen, assume, chosen)
+    told = _Told.of(frozen, assume, disable, chosen)
     if tracing.is_jitted(fn):
         closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
     else:
         traced = _trace(fn, args, kwargs)
         closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
     request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
+    addresses = Addresses(told.disabled)
     notebooks: list[Lines | Suggesting] = [Lines()] if lines else []
     notebooks += [Suggesting()] if suggest else []
     for noted in notebooks:
         chosen = noted.noting(chosen)
-    report = _rewritten(closed, chosen, asked, _name(fn), request).report
+    report = _rewritten(closed, chosen, asked, _name(fn), request, addresses).report
     for noted in notebooks:
         report = noted.annotated(report)
     return report
@@ -213,18 +218,24 @@ def _selected(
     asked = Measured() if choose == "measured" else choose
     by_rule = asked == "heuristic" or isinstance(asked, Measured)
     ways = None if by_rule else cast(Any, asked)  # anything but ways by pass is refused there
-    chosen = registry.select(passes, _contract(contract), disable, ways)
+    chosen = registry.select(passes, _contract(contract), split(disable)[0], ways)
     return chosen.passes, chosen.named, asked if isinstance(asked, Measured) else None
 
 
 def _rewritten(
-    closed: Body, passes: Sequence[Pass], asked: Measured | None, name: str, request: Request
+    closed: Body,
+    passes: Sequence[Pass],
+    asked: Measured | None,
+    name: str,
+    request: Request,
+    addresses: Addresses | None,
 ) -> Optimized:
-    if asked is None:
-        return rewrite(closed, passes, name=name, request=request)
-    meter = Meter(asked)
-    done = rewrite(closed, meter.measuring(passes), name=name, request=request)
-    return replace(done, report=meter.annotated(done.report))
+    meter = None if asked is None else Meter(asked)
+    run = passes if meter is None else meter.measuring(passes)
+    done = rewrite(closed, run, name=name, request=request, addresses=addresses)
+    if addresses is not None and addresses.disabled.addresses:
+        check_met(addresses.disabled, done.report, closed, passes, request)
+    return done if meter is None else replace(done, report=meter.annotated(done.report))
 
 
 def _contract(name: str) -> Contract:
@@ -251,10 +262,11 @@ class _Told:
 
     frozen: Frozen | None
     assume: frozenset[str]
+    disabled: Disabled
 
     @classmethod
-    def of(cls, frozen: Any, assume: Any, passes: Sequence[Pass]) -> _Told:
-        told = cls(declared(frozen), assumed(assume))
+    def of(cls, frozen: Any, assume: Any, disable: Iterable[str], passes: Sequence[Pass]) -> _Told:
+        told = cls(declared(frozen), assumed(assume), split(disable)[1])
         if (told.frozen or told.assume) and all(p.program is None for p in passes):
             names = ", ".join(p.name for p in passes) or "none"
             raise ValueError(
@@ -296,7 +308,8 @@ def _wrap(
     def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Any, bool]:
         traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
         request = told.request(fn, args, kwargs, is_dynamic, traced.closed, traced.out_tree)
-        done = _rewritten(traced.closed, passes, asked, _name(fn), request)
+        addresses = Addresses(told.disabled) if told.disabled else None
+        done = _rewritten(traced.closed, passes, asked, _name(fn), request, addresses)
         _warn(done.report)
         if named:
             _require_all([p for p in passes if p.name in named], done.report)
@@ -372,6 +385,8 @@ def _require_all(passes: Sequence[Pass], report: Report) -> None:
         mine = [s for s in report.declined if s.pass_name == p.name]
         if not mine and p.name in report.superseded:
             continue  # every candidate went to a pass that is preferred
+        if any(r.code == DISABLED for s in mine for r in s.reasons):
+            continue  # it would apply, but for what the caller turned off
         lines.append(f"{p.name} applies nowhere in {report.name}:")
         if not mine:
             roots = ", ".join(sorted(root.name for root in p.roots()))
