@@ -135,12 +135,17 @@ class Scope:
         """Indices of the live equations that read ``var``; `OUTPUT` for the body's outputs."""
         if self._readers is None:
             readers: dict[Var, list[int]] = {}
+            literal, eqns = jaxprs.LITERAL, self.eqns  # this loop visits every equation
             for i in self.live:
-                for atom in self.eqns[i].invars:
-                    if not jaxprs.is_literal(atom):
-                        readers.setdefault(atom, []).append(i)
+                for atom in eqns[i].invars:
+                    if type(atom) is not literal:
+                        known = readers.get(atom)
+                        if known is None:
+                            readers[atom] = [i]
+                        else:
+                            known.append(i)
             for atom in jaxprs.opened(self.body).outvars:
-                if not jaxprs.is_literal(atom):
+                if type(atom) is not literal:
                     readers.setdefault(atom, []).append(OUTPUT)
             self._readers = readers
         return self._readers.get(var, [])

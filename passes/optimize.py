@@ -324,7 +324,8 @@ def _wrap(
             # The trace around this one is what is kept; to keep this too would double it.
             with full_collections_postponed():
                 closed, out_tree, _ = fresh(args, kwargs, avals)
-                return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
+                outs = tracing.evaluate(closed, *dynamic, once=True)
+                return jax.tree.unflatten(out_tree, outs)
         key = _cache_key(leaves, in_tree, avals, is_dynamic)
         known = None if key is None else cache.get(key)
         if known is not None:
