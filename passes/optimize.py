@@ -151,17 +151,43 @@ def explain(
     """
     chosen, asked = _selected(passes, contract, disable, choose)
     told = _Told.of(frozen, assume, chosen)
-    if tracing.is_jitted(fn):
-        closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
-    else:
-        traced = _trace(fn, args, kwargs)
-        closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
-    request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
+    closed, request = _requested(fn, args, kwargs, told)
     if not lines:
         return _rewritten(closed, chosen, asked, _name(fn), request).report
     noted = Lines()
     done = _rewritten(closed, noted.noting(chosen), asked, _name(fn), request)
     return noted.annotated(done.report)
+
+
+def rewritten(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    alter: Callable[[Sequence[Pass]], Sequence[Pass]],
+    *,
+    passes: Iterable[str] | None = None,
+    contract: str = "bitwise",
+    disable: Iterable[str] = (),
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
+) -> Report:
+    """As `explain`, by passes that ``alter`` may change, as to record what they do."""
+    chosen, _ = _selected(passes, contract, disable, None)
+    told = _Told.of(frozen, assume, chosen)
+    closed, request = _requested(fn, args, kwargs, told)
+    return rewrite(closed, alter(chosen), name=_name(fn), request=request).report
+
+
+def _requested(
+    fn: Callable[..., Any], args: Any, kwargs: Any, told: _Told
+) -> tuple[Body, Request]:
+    """A function's trace, and what is asked of the passes for it."""
+    if tracing.is_jitted(fn):
+        closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
+    else:
+        traced = _trace(fn, args, kwargs)
+        closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
+    return closed, told.request(fn, args, kwargs, is_traced, closed, out_tree)
 
 
 def assert_applied(
