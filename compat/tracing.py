@@ -252,6 +252,11 @@ def trace_context() -> Any:
     return config.trace_context(), names
 
 
+def named_axes() -> tuple[str, ...]:
+    """The names of the axes that a collective could name here."""
+    return tuple(str(name) for name in core.get_axis_env().axis_sizes)
+
+
 def trace_replacement(
     fn: Callable[..., Sequence[Any]], operands: Sequence[Atom], site: Eqn
 ) -> Jaxpr:

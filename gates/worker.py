@@ -189,6 +189,13 @@ def _selftest(request: dict[str, Any]) -> Any:
     return do(request)
 
 
+def _verify(request: dict[str, Any]) -> Any:
+    from .verify.work import do
+
+    found = do(request)
+    return {**found, "notes": [*found["notes"], *_checked(request)]}
+
+
 def _foreign(request: dict[str, Any]) -> Any:
     from ..lowering.artifact import save
     from ..lowering.foreign import foreign_program, limit
@@ -205,6 +212,7 @@ _DO: dict[str, Callable[[dict[str, Any]], Any]] = {
     "catalogue": _catalogue,
     "stage": _stage,
     "selftest": _selftest,
+    "verify": _verify,
     "foreign": _foreign,
 }
 

@@ -151,6 +151,11 @@ class Pass:
     """Every name that ``alternatives`` may give at some site."""
     suggest: str | Callable[[Match], Suggestion] | None = None
     """What to write in the source instead, so that there is nothing to rewrite."""
+    mutants: Mapping[str, Callable[[Match, Replacement], Replacement | None]] = field(
+        default_factory=dict
+    )
+    """Deliberately broken copies by name: what would be put in place of ``replace``'s. None where
+    a copy differs in nothing at that site. `relower verify --mutants` must catch each."""
     by_name: bool = False
     """Runs only where it is asked for by name: today it may cost more than it saves."""
 

@@ -158,12 +158,7 @@ def explain(
     """
     chosen, _, asked = _selected(passes, contract, disable, choose)
     told = _Told.of(frozen, assume, disable, chosen)
-    if tracing.is_jitted(fn):
-        closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
-    else:
-        traced = _trace(fn, args, kwargs)
-        closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
-    request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
+    closed, request = _requested(fn, args, kwargs, told)
     addresses = Addresses(told.disabled)
     notebooks: list[Lines | Suggesting] = [Lines()] if lines else []
     notebooks += [Suggesting()] if suggest else []
@@ -173,6 +168,36 @@ def explain(
     for noted in notebooks:
         report = noted.annotated(report)
     return report
+
+
+def rewritten(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    alter: Callable[[Sequence[Pass]], Sequence[Pass]],
+    *,
+    passes: Iterable[str | Pass] | None = None,
+    contract: str = "bitwise",
+    disable: Iterable[str] = (),
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
+) -> Report:
+    """As `explain`, by passes that ``alter`` may change, as to record what they do."""
+    chosen, _, _ = _selected(passes, contract, disable, None)
+    told = _Told.of(frozen, assume, disable, chosen)
+    closed, request = _requested(fn, args, kwargs, told)
+    addresses = Addresses(told.disabled)
+    return _rewritten(closed, alter(chosen), None, _name(fn), request, addresses).report
+
+
+def _requested(fn: Callable[..., Any], args: Any, kwargs: Any, told: _Told) -> tuple[Body, Request]:
+    """A function's trace, and what is asked of the passes for it."""
+    if tracing.is_jitted(fn):
+        closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
+    else:
+        traced = _trace(fn, args, kwargs)
+        closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
+    return closed, told.request(fn, args, kwargs, is_traced, closed, out_tree)
 
 
 def assert_applied(

@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .gates.verify.api import verify as verify
+    from .gates.verify.verdict import Evidence as Evidence
     from .lowering.case import Case as Case
     from .lowering.case import case as case
     from .lowering.change import Difference as Difference
@@ -32,6 +34,7 @@ _HOME = {
     "Case": "lowering.case",
     "Cost": "lowering.cost.model",
     "Difference": "lowering.change",
+    "Evidence": "gates.verify.verdict",
     "MeasureWarning": "passes.optimize",
     "Measured": "passes.base",
     "Frozen": "passes.frozen",
@@ -47,6 +50,7 @@ _HOME = {
     "keep": "passes.keep",
     "lower": "lowering.lower",
     "optimize": "passes.optimize",
+    "verify": "gates.verify.api",
 }
 
 __all__ = sorted(_HOME)
