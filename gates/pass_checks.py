@@ -63,7 +63,7 @@ def _whole(p: Pass) -> Iterator[str]:
         if not requirement.sentence.endswith("."):
             yield f"the requirement {requirement.code!r} reads {requirement.sentence!r}; wanted a "\
                   "sentence with a full stop"  # fmt: skip
-    examples = p.examples()
+    examples: Any = p.examples()
     if not examples:
         yield "it has no examples; wanted one `Example` or more to run `before` on"
     for example in examples:
