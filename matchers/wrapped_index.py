@@ -62,11 +62,11 @@ def _behind(value: Value) -> Value | None:
     found = None if jaxprs.is_literal(atom) else scope.definition(atom)
     if found is None:
         return None
-    expanded = _expanded(scope, atom)
-    if expanded is not None:
-        return Value(scope, expanded)
     eqn = scope.eqns[found[0]]
-    if eqn.primitive is primitive("lax.lax.select_n_p"):
+    p = eqn.primitive
+    if p not in _looked_behind():
+        return None
+    if p is primitive("lax.lax.select_n_p"):
         captures: Captures = {}
         if wrapped_index().match(scope, atom, captures) is not None:
             return None
@@ -75,13 +75,20 @@ def _behind(value: Value) -> Value | None:
             return index
         local = _unwrapped(scope, atom)  # more may be known where the index comes out of a call
         return None if local is None else Value(scope, local)
-    if eqn.primitive in same_value():
+    if p in same_value():
         return Value(scope, eqn.invars[0])
-    if eqn.primitive is primitive("lax.lax.convert_element_type_p"):
+    if p is primitive("lax.lax.convert_element_type_p"):
         # The values 0 … n-1 of a permutation mean the same in both types.
         axes = {scope.fact(a).permutation for a in (eqn.invars[0], atom)}
         return Value(scope, eqn.invars[0]) if None not in axes else None
-    return None
+    expanded = _expanded(scope, atom)
+    return None if expanded is None else Value(scope, expanded)
+
+
+@functools.cache
+def _looked_behind() -> frozenset[Any]:
+    names = ("select_n_p", "convert_element_type_p", "broadcast_in_dim_p", "reshape_p")
+    return same_value() | {primitive("lax.lax." + name) for name in names}
 
 
 @functools.cache
