@@ -148,6 +148,9 @@ class Pass:
     not asked. None where it has nothing to say."""
     ways: tuple[str, ...] = ()
     """Every name that ``alternatives`` may give at some site."""
+    yields_to: tuple[str, ...] = ()
+    """Passes that go first: while one of them has a site, this one waits for the next round. What
+    it replaces holds, or reads, what they replace."""
     by_name: bool = False
     """Runs only where it is asked for by name: today it may cost more than it saves."""
 
