@@ -156,6 +156,9 @@ class Pass:
     )
     """Deliberately broken copies by name: what would be put in place of ``replace``'s. None where
     a copy differs in nothing at that site. `relower verify --mutants` must catch each."""
+    yields_to: tuple[str, ...] = ()
+    """Passes that go first: while one of them has a site, this one waits for the next round. What
+    it replaces holds, or reads, what they replace."""
     by_name: bool = False
     """Runs only where it is asked for by name: today it may cost more than it saves."""
 

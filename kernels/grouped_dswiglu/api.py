@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from ..grouped_swiglu.problem import Tiling
 from . import reference, tpu
-from .problem import Problem, Tiling
+from .problem import Problem
 
 Gemm = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 Function = Callable[..., tuple[jax.Array, ...]]
@@ -166,10 +167,10 @@ def _plain(
 def _by_jvp(function: Function, plain: Function) -> Function:
     differentiated: Any = jax.custom_jvp(function)
 
-    @differentiated.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
+    def rule(primals: Any, tangents: Any) -> Any:
         return function(*primals), jax.jvp(plain, primals, tangents)[1]
 
+    differentiated.defjvp(rule)
     found: Function = differentiated
     return found
 

@@ -102,7 +102,7 @@ def check(config, run=None, seed=0, names=None):
         for a, b in zip(got, want):
             assert a.dtype == b.dtype == config.problem.out_dtype
             a, b = np.asarray(a, F32), np.asarray(b, F32)
-            # Sixteen units of float32, as two compilations of a logistic differ; or one of bfloat16.
+            # Sixteen units of float32, as two logistics differ; or one of bfloat16.
             rtol = 4e-6 if config.problem.out_dtype == F32 else 2**-7
             np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6, err_msg=name)
             assert not a[outside].any()
@@ -155,7 +155,7 @@ MUTANTS = {
     "a gradient of the wrong sign": (
         "dswiglu", lambda f: lambda *a: (f(*a)[0], -f(*a)[1])),
     "silu without its slope": (
-        "dswiglu", lambda f: lambda dh, gate, up: (dh * up * jax.nn.sigmoid(gate), f(dh, gate, up)[1])),
+        "dswiglu", lambda f: lambda *a: (a[0] * a[2] * jax.nn.sigmoid(a[1]), f(*a)[1])),
     "another layout read": ("_saved_spec", _elsewhere),
     "a segment's first row left out": (
         "_store", lambda f: lambda v, k, b, start, end: f(v, k, b, start + 1, end)),
@@ -195,7 +195,8 @@ def whole(forward_tile, backward_tile, layout):
 
     def run(x, w, wo, ct):
         h, gate, up = forward.grouped_swiglu(
-            problem, x, (w,), SIZES, None, tiling=Tiling(16, D, forward_tile), interpret=True)  # fmt: skip
+            problem, x, (w,), SIZES, None, tiling=Tiling(16, D, forward_tile),
+            interpret=True)  # fmt: skip
         saved = (lax.ragged_dot(x, w, SIZES),) if layout == "plain" else (gate, up)
         (both,) = tpu.grouped_dswiglu(
             backward, ct, wo, saved, SIZES, None, tiling=Tiling(16, D, backward_tile),
