@@ -86,7 +86,8 @@ class Ran:
         """How the page is wrong; None where it isn't."""
         where = f"line {self.block.line}: $ {self.shown.command}"
         if self.code != self.wanted_code:
-            return f"{where}\nexit code {self.code}, wanted {self.wanted_code}; it printed\n{self.output}"
+            codes = f"exit code {self.code}, wanted {self.wanted_code}"
+            return f"{where}\n{codes}; it printed\n{self.output}"
         if not agree(self.shown.output, self.output, newest):
             return f"{where}\nprints\n{self.output}\nand the page shows\n{self.shown.output}"
         if newest and self.picture and _read(self.picture[0]) != self.picture[1]:
