@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -233,13 +233,15 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
     from ..passes.registry import DEFAULT, by_name
 
     names = None if request["passes"] == "default" else request["passes"]
+    which = _quietly(names) if request["quiet"] else {
+        "passes": names, "contract": request["contract"], "disable": ()
+    }  # fmt: skip
+    which["disable"] = (*which["disable"], *request["disable"])
 
     def wrapped(fn: Any) -> Any:
         return optimize(
             fn,
-            passes=names,
-            contract=request["contract"],
-            disable=request["disable"],
+            **which,
             frozen=request["frozen"],
             assume=request["assume"],
         )
@@ -259,6 +261,23 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
 
     build.__name__ = chosen.name
     return replace(chosen, build=build)
+
+
+def _quietly(names: Sequence[str]) -> dict[str, Any]:
+    """How to run passes by name without an error where they apply nowhere.
+
+    Raises:
+        InputError: one is unknown, or runs only where it is asked for by name.
+    """
+    from ..passes.registry import all_passes
+
+    every = {p.name: p for p in all_passes()}
+    for name in names:
+        if name not in every:
+            raise InputError(f"no pass called {name!r}; wanted names of passes beside quiet")
+        if every[name].by_name:
+            raise InputError(f"{name} runs only where it is asked for by name: leave quiet out")
+    return {"contract": "rounding", "disable": sorted(set(every) - set(names))}
 
 
 def _where(request: dict[str, Any]) -> dict[str, Any]:
