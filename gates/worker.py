@@ -233,7 +233,7 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
     from ..passes.registry import DEFAULT, by_name
 
     names = None if request["passes"] == "default" else request["passes"]
-    which = _quietly(names) if request["quiet"] else {
+    which = _quietly(names or ()) if request["quiet"] else {
         "passes": names, "contract": request["contract"], "disable": ()
     }  # fmt: skip
     which["disable"] = (*which["disable"], *request["disable"])
