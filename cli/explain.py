@@ -19,7 +19,7 @@ from ..lowering.errors import InputError
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
 from .show import console, print_json, status
 
-SCOPES_SHOWN = 3
+ADDRESSES_SHOWN = 3
 
 
 def add(commands: Subparsers, summary: str) -> None:
@@ -182,11 +182,12 @@ def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
         head.append(f"  {places} equations")
     indented(out, head)
     indented(out, Text(source_text(first["source"]), style="cyan"), 4)
-    scopes = [scope for scope in dict.fromkeys(site["scope"] for site in sites) if scope]
-    for scope in scopes[:SCOPES_SHOWN]:
-        indented(out, Text(scope, style="dim"), 4)
-    if len(scopes) > SCOPES_SHOWN:
-        indented(out, Text(f"and {plural(len(scopes) - SCOPES_SHOWN, 'more scope')}", "dim"), 4)
+    addresses = list(dict.fromkeys(a for site in sites for a in site["addresses"]))
+    for address in addresses[:ADDRESSES_SHOWN]:
+        indented(out, Text(address, style="dim"), 4)
+    rest = len(addresses) - ADDRESSES_SHOWN
+    if rest > 0:
+        indented(out, Text(f"and {rest} more address{'es' * (rest > 1)}; --json has all", "dim"), 4)
     for index, reason in enumerate(first["reasons"]):
         indented(out, Text.assemble((reason["code"], "yellow"), f": {reason['sentence']}"), 4)
         for name in ("found", "wanted"):

@@ -17,8 +17,19 @@ KEPT = "relower.keep"
 
 def source_line(eqn: Eqn) -> str | None:
     """``file.py:line`` of the innermost frame outside jax and relower; None where jax kept none."""
+    place = source_place(eqn)
+    return None if place is None else place[0]
+
+
+def source_place(eqn: Eqn) -> tuple[str, str] | None:
+    """``file.py:line`` and the function of the innermost frame outside jax and relower.
+
+    The function's name is its last part alone: Python versions differ in how they qualify it.
+    """
     frame = _user_frame(eqn)
-    return None if frame is None else f"{frame.file_name}:{frame.start_line}"
+    if frame is None:
+        return None
+    return f"{frame.file_name}:{frame.start_line}", frame.function_name.rpartition(".")[2]
 
 
 def source_span(eqn: Eqn) -> tuple[str, int, int, int, int] | None:

@@ -9,7 +9,7 @@ from ..lowering.errors import InputError
 from . import values
 from .child import PassSet, passes_from
 
-_KEYS = ("names", "contract", "frozen", "assume", "quiet")
+_KEYS = ("names", "contract", "disable", "frozen", "assume", "quiet")
 CONTRACTS = ("bitwise", "value", "rounding")
 
 
@@ -20,6 +20,8 @@ class PassChoice:
     passes: PassSet = None
     contract: str = "bitwise"
     """The loosest that runs where passes aren't named."""
+    disable: tuple[str, ...] = ()
+    """Passes, and sites by their addresses, that are off."""
     frozen: str | None = None
     assume: str | None = None
     quiet: bool = False
@@ -34,7 +36,8 @@ def pass_choice(value: Any, where: str) -> PassChoice:
     """A pass set as it is written.
 
     Args:
-        value: a list of names, ``"default"``, or a table with ``names`` or ``contract``.
+        value: a list of names, ``"default"``, or a table with ``names`` or ``contract``, where
+            neither stands for what runs by default.
         where: for messages.
 
     Raises:
@@ -45,9 +48,10 @@ def pass_choice(value: Any, where: str) -> PassChoice:
     if not isinstance(value, dict):
         raise InputError(f"{where}: {value!r}; wanted a list of names, 'default', or a table")
     values.check_keys(value, _KEYS, where)
-    if ("names" in value) == ("contract" in value):
-        raise InputError(f"{where}: wanted names or a contract, found "
-                         f"{'both' if 'names' in value else 'neither'}")  # fmt: skip
+    if "names" in value and "contract" in value:
+        raise InputError(f"{where}: found both names and a contract, wanted one of them")
+    if not value:
+        raise InputError(f"{where}: found an empty table, wanted one of {', '.join(_KEYS)}")
     names, contract = value.get("names"), value.get("contract", "bitwise")
     if names is not None and (not isinstance(names, list) or not names):
         raise InputError(f"{where} names: {names!r}; wanted a list of names")
@@ -59,6 +63,7 @@ def pass_choice(value: Any, where: str) -> PassChoice:
     return PassChoice(
         passes="default" if names is None else passes_from(names),
         contract=contract,
+        disable=values.names(value.get("disable", []), f"{where} disable", strict=False),
         frozen=values.text(value.get("frozen"), f"{where} frozen"),
         assume=values.text(value.get("assume"), f"{where} assume"),
         quiet=quiet,

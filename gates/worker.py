@@ -119,6 +119,7 @@ def _explain(request: dict[str, Any]) -> Any:
                     *args,
                     passes=request["passes"] if named else None,
                     contract=request["contract"],
+                    disable=request["disable"],
                     choose=_choice(request),
                     lines=bool(request["options"].get("lines")),
                     suggest=bool(request["options"].get("suggest")),
@@ -127,7 +128,7 @@ def _explain(request: dict[str, Any]) -> Any:
                     **kwargs,
                 )
         except ValueError as error:
-            told = ("contract is", "frozen", "assume")
+            told = ("contract is", "frozen", "assume", "disable")
             if "no pass called" in str(error) or str(error).startswith(told):
                 raise InputError(str(error)) from error
             raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
@@ -188,6 +189,13 @@ def _selftest(request: dict[str, Any]) -> Any:
     return do(request)
 
 
+def _verify(request: dict[str, Any]) -> Any:
+    from .verify.work import do
+
+    found = do(request)
+    return {**found, "notes": [*found["notes"], *_checked(request)]}
+
+
 def _foreign(request: dict[str, Any]) -> Any:
     from ..lowering.artifact import save
     from ..lowering.foreign import foreign_program, limit
@@ -204,6 +212,7 @@ _DO: dict[str, Callable[[dict[str, Any]], Any]] = {
     "catalogue": _catalogue,
     "stage": _stage,
     "selftest": _selftest,
+    "verify": _verify,
     "foreign": _foreign,
 }
 
@@ -224,9 +233,10 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
     from ..passes.registry import DEFAULT, by_name
 
     names = None if request["passes"] == "default" else request["passes"]
-    which = _quietly(names) if request["quiet"] else {
-        "passes": names, "contract": request["contract"]
+    which = _quietly(names or ()) if request["quiet"] else {
+        "passes": names, "contract": request["contract"], "disable": ()
     }  # fmt: skip
+    which["disable"] = (*which["disable"], *request["disable"])
 
     def wrapped(fn: Any) -> Any:
         return optimize(

@@ -92,6 +92,7 @@ class Report:
                     "source": s.source,
                     "scope": s.scope,
                     "calls": s.calls,
+                    "addresses": list(s.addresses),
                     "taken_by": self.taken_by(s),
                     "reasons": [r.to_json() for r in s.reasons],
                     **({} if not s.lines else {"lines": list(s.lines)}),
@@ -127,6 +128,7 @@ class Report:
             calls += "" if taken is None else f", which {taken} rewrote"
             lines.append(f"  {s.status.value:8} {s.pass_name}  {s.primitive} → {s.shape}{calls}")
             lines.append(f"           {where}  {s.scope}")
+            lines.extend(f"           {address}" for address in s.addresses)
             lines.extend(f"           {r.code}: {r}" for r in s.reasons)
             lines.extend([f"           {s.measured}"] if s.measured is not None else [])
             if s.suggestion is not None:

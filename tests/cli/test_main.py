@@ -535,3 +535,19 @@ def test_explain_suggest(capfd, parsed, tmp_path, monkeypatch):
     assert "--suggest is for the files of the work tree" in err
     out, _ = said(capfd, *arguments, code=0)
     assert "in the source" not in out
+
+
+def test_a_single_site_is_turned_off_by_its_address(capfd):
+    arguments = ["cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
+    out, _ = said(capfd, "explain", *arguments, code=0)
+    (address,) = [
+        t.strip() for t in out.splitlines() if t.strip().startswith("argsort_unique_pairs@")
+    ]
+    out, _ = said(capfd, "explain", *arguments, "--disable", address, code=0)
+    assert "disabled: this site is turned off" in out
+    assert "0 applied" in out.splitlines()[-1]
+    _, err = said(capfd, "explain", *arguments, "--disable", address[:-1] + "9", code=2)
+    assert f"near ones: {address}" in err
+    where = ["lower", *arguments, "--passes", "default", "-o", "unused.program"]
+    _, err = said(capfd, *where, "--disable", address[:-1] + "9", code=2)
+    assert f"near ones: {address}" in err

@@ -217,14 +217,20 @@ def test_a_pass_set_may_be_told_things(tmp_path):
     assert plain.work != told.work
     found = matrix(tmp_path, GOOD.replace(PACKED, 'passes.packed = { contract = "rounding" }'))
     assert found.cells[0].node.choice == PassChoice("default", contract="rounding")
+    found = matrix(tmp_path, GOOD.replace(PACKED, 'passes.packed = { disable = ["late_cast"] }'))
+    assert found.cells[0].node.choice == PassChoice("default", disable=("late_cast",))
 
 
 @pytest.mark.parametrize(
     ("written", "message"),
     [
         ("7", "passes.packed: 7; wanted a list of names, 'default', or a table"),
-        ("{ quiet = true }", "wanted names or a contract, found neither"),
-        ('{ names = ["a"], contract = "value" }', "wanted names or a contract, found both"),
+        ("{}", "found an empty table, wanted one of names, contract, disable"),
+        ("{ quiet = true }", "quiet: True; wanted true or false, beside names"),
+        (
+            '{ names = ["a"], contract = "value" }',
+            "found both names and a contract, wanted one of them",
+        ),
         ("{ names = [] }", "wanted a list of names"),
         ('{ names = ["a"], quite = true }', "did you mean 'quiet'"),
         ('{ names = ["a"], quiet = 1 }', "quiet: 1; wanted true or false"),
