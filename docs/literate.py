@@ -15,6 +15,7 @@ newest jax. A comment before a block says what differs from the usual:
     <!-- exit: 1 -->             its last command ends with this code, not 0
     <!-- picture: img/x.svg -->  the picture is what this block's command looks like on a terminal
     <!-- not run: REASON -->     its commands can't run here
+    <!-- installs: . -->         nor can this one, `pip install -e`; what it declares is declared
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ NEWEST = terminal.jax_version() >= (0, 12)
 """Whether the counts in the pages are those of the jax at hand."""
 
 _FENCE = re.compile(r'^```(?P<language>[\w-]+)?(?: +title="(?P<title>[^"]+)")?\s*$')
-_NOTE = re.compile(r"^<!-- (?P<key>exit|picture|not run): (?P<value>.+) -->$")
+_NOTE = re.compile(r"^<!-- (?P<key>exit|picture|not run|installs): (?P<value>.+) -->$")
 _ANYWHERE = (
     (re.compile(r"\b[0-9a-f]{64}\b|\b[0-9a-f]{16}(?=…)"), "<digest>"),
     (re.compile(r"(?<=-)[0-9a-f]{8}(?=\.snapshot)|\b[0-9a-f]{8}(?= → )"), "<digest>"),
@@ -175,6 +176,8 @@ def run_page(path: Path, folder: Path) -> Iterator[Ran]:
             with target.open("a" if block.title in written else "w", encoding="utf-8") as file:
                 file.write(block.text)
             written.add(block.title)
+        elif "installs" in block.notes:
+            terminal.declare(folder / block.notes["installs"])
         elif block.language == "console" and "not run" not in block.notes:
             yield from _run_block(block, path, folder)
 
