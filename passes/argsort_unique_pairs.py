@@ -23,7 +23,14 @@ from ..matchers.argsort import find_argsort, sort_primitive
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-from .parts.argsort_site import argsort_of, carried, has_one_key, is_stable
+from .parts.argsort_site import (
+    argsort_of,
+    carried,
+    has_one_key,
+    is_stable,
+    sorted_positions,
+)
+from .parts.mutants import reversed_ties
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
@@ -117,6 +124,7 @@ PASS = Pass(
         ),
     ),
     profitable=lambda match: None,
+    mutants=reversed_ties(sorted_positions),
     replace=_replace,
     before=before,
     after=after,
