@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -19,7 +18,7 @@ from ...passes.engine.rewrite import rewrite
 from ...passes.report import Report
 from .compare import difference
 from .evaluate.core import DoesNotEnd
-from .evaluate.indexing import BrokenPromise
+from .evaluate.promises import BrokenPromise
 from .plan import Plan
 from .program import function, mesh_of, transformed, values
 
@@ -45,8 +44,6 @@ class Outcome:
     detail: str = ""
     violation: Violation | None = None
     report: Report | None = None
-    by_jax: Counter[str] = field(default_factory=Counter)
-    """Equations that no rule evaluates and jax did."""
 
 
 class _Broken(Exception):

@@ -13,8 +13,8 @@ from ....compat import bodies, jaxprs, tracing
 from ....compat.bodies import Role
 from ....compat.jaxprs import Body, Eqn
 from .collectives import COLLECTIVES, Mesh, Spread
-from .indexing import BrokenPromise
 from .mode import PLAIN, Mode
+from .promises import BrokenPromise
 from .rules import RULES
 
 for _module in ("elementwise", "layout", "indexing", "order", "products"):
@@ -87,11 +87,11 @@ class Evaluation:
 
     def _leaf(self, eqn: Eqn, ins: Sequence[Any]) -> list[Any]:
         fn = RULES.get(eqn.primitive.name)
-        if fn is None:
+        try:
+            outs = self._by_jax(eqn, ins) if fn is None else fn(self.mode, eqn, ins)
+        except NotImplementedError:
             outs = self._by_jax(eqn, ins)
-        else:
-            outs = fn(self.mode, eqn, ins)
-            outs = outs if isinstance(outs, list) else [outs]
+        outs = outs if isinstance(outs, list) else [outs]
         return [self.mode.settled(np.asarray(v)) for v in outs]
 
     def _by_jax(self, eqn: Eqn, ins: Sequence[Any]) -> list[Any]:

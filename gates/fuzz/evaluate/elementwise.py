@@ -10,6 +10,7 @@ import numpy as np
 
 from ....compat.jaxprs import Eqn
 from .mode import Mode, is_float
+from .promises import BrokenPromise
 from .rules import RULES, rule
 
 Function = Callable[..., Any]
@@ -67,6 +68,7 @@ for _name, _floats, _others in (
     ("max", _greatest, np.maximum),
     ("min", _least, np.minimum),
     ("square", np.square, np.square),
+    ("one_minus_square", lambda x: 1 - x * x, lambda x: 1 - x * x),
 ):
     RULES[_name] = _arithmetic(_floats, _others)
 
@@ -235,8 +237,16 @@ def _reduce_precision(mode: Mode, eqn: Eqn, ins: Sequence[Any]) -> Any:
 
 
 @rule("copy", "copy_p", "reshard", "sharding_constraint", "pvary", "pcast", "name", "mesh_cast",
-      "assume_range", "layout_constraint", "reduced_vary_cast", "tie_in")  # fmt: skip
+      "stop_gradient", "layout_constraint", "reduced_vary_cast", "tie_in")  # fmt: skip
 def _same(mode: Mode, eqn: Eqn, ins: Sequence[Any]) -> Any:
+    return ins[0]
+
+
+@rule("assume_range")
+def _assume_range(mode: Mode, eqn: Eqn, ins: Sequence[Any]) -> Any:
+    x, lo, hi = mode.nominal(eqn.invars[0].aval, ins[0]), eqn.params["lo"], eqn.params["hi"]
+    if x.size and not (np.all(x >= lo) and np.all(x <= hi)):
+        raise BrokenPromise(f"assume_range: [{lo}, {hi}], and there are {x.min()} to {x.max()}")
     return ins[0]
 
 

@@ -9,11 +9,8 @@ import numpy as np
 
 from ....compat.jaxprs import Eqn
 from .mode import Mode, is_float
+from .promises import BrokenPromise
 from .rules import RULES, rule
-
-
-class BrokenPromise(Exception):
-    """Indices that were said to be in bounds, sorted or unique are not."""
 
 
 def _start(starts: Sequence[Any], shape: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:

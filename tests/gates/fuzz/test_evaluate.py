@@ -12,14 +12,14 @@ from jax.sharding import PartitionSpec as P
 
 from relower.compat import tracing
 from relower.gates.fuzz.evaluate.core import Evaluation
-from relower.gates.fuzz.evaluate.indexing import BrokenPromise
-from relower.gates.fuzz.evaluate.mode import Mode
+from relower.gates.fuzz.evaluate.mode import PLAIN, Mode
+from relower.gates.fuzz.evaluate.promises import BrokenPromise
 
 R = np.random.RandomState(0)
 X = R.standard_normal((4, 6)).astype(np.float32)
 Y = R.standard_normal((4, 6)).astype(np.float32)
 TIES = R.choice(np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1.0], np.float32), (4, 6))
-I, J = (R.randint(-9, 9, (4, 6)).astype(np.int32) for _ in range(2))
+INTS, MORE = (R.randint(-9, 9, (4, 6)).astype(np.int32) for _ in range(2))
 ORDER = R.permutation(4).astype(np.int32)
 W = R.standard_normal((2, 6, 3)).astype(np.float32)
 SIZES = np.array([1, 3], np.int32)
@@ -31,7 +31,7 @@ def closed(fn, *args):
     return tracing.trace(fn, args, {}, [tracing.type_of(a) for a in args]).closed
 
 
-def evaluated(fn, *args, mode=Mode()):
+def evaluated(fn, *args, mode=PLAIN):
     run = Evaluation(mode)
     results = run.run(closed(fn, *args), args)
     assert not run.by_jax, run.by_jax
@@ -55,16 +55,16 @@ def same(got, want, exact=True):
 EXACT = {
     "add": (lambda x, y: x + y, X, Y),
     "arithmetic with NaNs": (lambda x, y: (x + y, x * y, jnp.maximum(x, y)), TIES, X),
-    "integers": (lambda i, j: (i + j, i * j, lax.div(i, j), lax.rem(i, j), i // j, i % j), I, J),
-    "bits": (lambda i, j: (i & j, i | j, i ^ j, ~i, i << 3, lax.shift_right_logical(i, 1)), I, J),
-    "shifts too far": (lambda i: (i << 40, i >> 40, lax.shift_right_logical(i, 33)), I),
+    "integers": (lambda i, j: (i + j, i * j, lax.div(i, j), lax.rem(i, j), i // j, i % j), INTS, MORE),
+    "bits": (lambda i, j: (i & j, i | j, i ^ j, ~i, i << 3, lax.shift_right_logical(i, 1)), INTS, MORE),
+    "shifts too far": (lambda i: (i << 40, i >> 40, lax.shift_right_logical(i, 33)), INTS),
     "comparisons": (lambda x, y: (x < y, x <= y, x == y, x != y, x > y, x >= y), TIES, X),
     "select": (lambda x, y: jnp.where(x > 0, x, y), TIES, Y),
     "conversions": (
         lambda x: (x.astype(jnp.int32), x.astype(jnp.bfloat16), x > 0, x.astype(jnp.int8)), X * 90,
     ),
     "to bfloat16 and back": (lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), TIES),
-    "unsigned": (lambda i: (i.astype(jnp.uint8), i.astype(jnp.uint32).astype(jnp.float32)), I),
+    "unsigned": (lambda i: (i.astype(jnp.uint8), i.astype(jnp.uint32).astype(jnp.float32)), INTS),
     "bitcast": (lambda x: lax.bitcast_convert_type(x, jnp.int32), X),
     "floors": (lambda x: (jnp.floor(x), jnp.ceil(x), jnp.round(x), jnp.trunc(x)), X * 3),
     "signs": (lambda x: (jnp.abs(x), -x, jnp.sign(x)), TIES),
@@ -73,7 +73,8 @@ EXACT = {
                    jnp.stack([x, x], 1), jnp.concatenate([x, x], 1), *jnp.split(x, 2, 1)), X,
     ),
     "pads": (
-        lambda x: (lax.pad(x, 1.0, [(1, 2, 1), (0, 0, 0)]), lax.pad(x, 0.0, [(-1, 1, 0), (0, -2, 2)])),
+        lambda x: (lax.pad(x, 1.0, [(1, 2, 1), (0, 0, 0)]),
+                   lax.pad(x, 0.0, [(-1, 1, 0), (0, -2, 2)])),
         X,
     ),
     "iotas": (lambda x: (jnp.arange(5), lax.broadcasted_iota(jnp.int32, (2, 3), 1), x), X),
@@ -85,35 +86,36 @@ EXACT = {
         lambda x, o: (x.at[o].add(x), x.at[o + 2].add(x, mode="drop"), x.at[o].set(x),
                       x.at[o].max(x), x.at[o, o].multiply(2), x.at[:, o].add(1)), X, ORDER,
     ),
-    "batched gathers": (lambda x, i: jax.vmap(lambda a, b: a[b])(x, abs(i) % 6), X, I),
+    "batched gathers": (lambda x, i: jax.vmap(lambda a, b: a[b])(x, abs(i) % 6), X, INTS),
     "batched scatters": (
-        lambda x, i: jax.vmap(lambda a, b: jnp.zeros(6).at[b].add(a))(x, abs(i) % 6), X.round(), I,
+        lambda x, i: jax.vmap(lambda a, b: jnp.zeros(6).at[b].add(a))(x, abs(i) % 6), X.round(), INTS,
     ),
     "dynamic slices": (
-        lambda x: (lax.dynamic_slice(x, (2, 9), (2, 3)), lax.dynamic_update_slice(x, x[:2], (3, 1))),
+        lambda x: (lax.dynamic_slice(x, (2, 9), (2, 3)),
+                   lax.dynamic_update_slice(x, x[:2], (3, 1))),
         X,
     ),
     "sorts": (lambda x: (jnp.sort(x, 0), jnp.argsort(x, 1), jnp.argsort(x, descending=True)), TIES),
-    "sorts by two": (lambda i, j: lax.sort((i % 2, j), num_keys=2), I, J),
+    "sorts by two": (lambda i, j: lax.sort((i % 2, j), num_keys=2), INTS, MORE),
     "top_k": (lambda x: lax.top_k(x, 4), TIES),
-    "top_k of integers": (lambda i: lax.top_k(i, 3), I),
-    "argmax": (lambda x, i: (jnp.argmax(x, 1), jnp.argmin(x, 0), jnp.argmax(i, 1)), TIES, I),
-    "reductions": (lambda i, x: (i.sum(1), i.max(0), x.max(1), x.min(), (x > 0).any(0)), I, X),
-    "running": (lambda i: (jnp.cumsum(i, 0), lax.cummax(i, 1), lax.cumsum(i, reverse=True)), I),
+    "top_k of integers": (lambda i: lax.top_k(i, 3), INTS),
+    "argmax": (lambda x, i: (jnp.argmax(x, 1), jnp.argmin(x, 0), jnp.argmax(i, 1)), TIES, INTS),
+    "reductions": (lambda i, x: (i.sum(1), i.max(0), x.max(1), x.min(), (x > 0).any(0)), INTS, X),
+    "running": (lambda i: (jnp.cumsum(i, 0), lax.cummax(i, 1), lax.cumsum(i, reverse=True)), INTS),
     "a reduction of pairs": (
         lambda x, i: lax.reduce((x, i), (np.float32(-9), np.int32(0)), lambda a, b: (
-            jnp.maximum(a[0], b[0]), a[1] + b[1]), (1,)), X, I,
+            jnp.maximum(a[0], b[0]), a[1] + b[1]), (1,)), X, INTS,
     ),
     "scan": (
         lambda x: lax.scan(lambda c, v: (c + v, c * v), x[0], x[1:], reverse=True), X,
     ),
-    "while": (lambda i: lax.while_loop(lambda c: c.sum() < 90, lambda c: c + abs(i), abs(i)), I),
+    "while": (lambda i: lax.while_loop(lambda c: c.sum() < 90, lambda c: c + abs(i), abs(i)), INTS),
     "vmapped while": (
         lambda i: jax.vmap(lambda n: lax.while_loop(lambda c: c < 40, lambda c: c * 2 + 1, n))(i),
         np.array([1, 7, 50], np.int32),
     ),
     "cond": (lambda x: lax.cond(x[0, 0] > 0, lambda x: x + 1, lambda x: -x, x), X),
-    "switch": (lambda i: lax.switch(i[0, 0], [lambda: 1, lambda: 2, lambda: 3]), I),
+    "switch": (lambda i: lax.switch(i[0, 0], [lambda: 1, lambda: 2, lambda: 3]), INTS),
     "remat and a derivative": (
         lambda x: jax.grad(lambda x: jax.checkpoint(lambda x: (x * x).sum())(x))(x), X,
     ),

@@ -1,4 +1,4 @@
-"""Faults put into passes and into the machinery: the fuzzer must find each, and blame what broke."""
+"""Faults put into passes and into the machinery: the fuzzer must find each."""
 
 import dataclasses
 
