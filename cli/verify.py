@@ -30,7 +30,9 @@ def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "verify", _run, summary)
     parser.add_argument(
-        "case", nargs="?", help=f"{CASE_HELP}; without one, with --mutants, the passes' own examples"
+        "case",
+        nargs="?",
+        help=f"{CASE_HELP}; without one, with --mutants, the passes' own examples",
     )
     parser.add_argument(
         "--mutants", action="store_true",
@@ -79,7 +81,9 @@ def verified(options: argparse.Namespace) -> dict[str, Any]:
     if options.case is None and (options.passes or options.arg or options.mesh):
         raise InputError("verify: --passes, --arg and --mesh are for a case; found none")
     passes = options.passes or "default"
-    request = job(argparse.Namespace(**{**vars(options), "passes": passes}), "verify", options.case or "")
+    request = job(
+        argparse.Namespace(**{**vars(options), "passes": passes}), "verify", options.case or ""
+    )
     asked = {
         "only": options.only,
         "mutants": options.mutants,

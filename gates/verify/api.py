@@ -73,9 +73,7 @@ class Verifier:
 _RANK = {Verdict.VERIFIED: 0, Verdict.UNKNOWN: 1, Verdict.VIOLATION: 2}
 
 
-def check_guarded(
-    piece: Piece, contract: Contract, limits: Limits
-) -> tuple[Checked, Level | None]:
+def check_guarded(piece: Piece, contract: Contract, limits: Limits) -> tuple[Checked, Level | None]:
     """As `check_piece`; an error of the original's own evaluation leaves the site open."""
     try:
         return check_piece(piece, contract, limits)
@@ -134,9 +132,7 @@ def verify(
         raise InputError("verify: a case has its own arguments; found more beside it")
     else:
         report = _of_case(case_or_fn, target, recorder, options)
-    return judged(
-        report, recorder, only=only, mutants=mutants, limits=limits, progress=progress
-    )
+    return judged(report, recorder, only=only, mutants=mutants, limits=limits, progress=progress)
 
 
 def _of_case(chosen: Case, target: str, recorder: Recorder, options: Any) -> Report:

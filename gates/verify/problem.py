@@ -77,9 +77,7 @@ class Problem:
             values = [jnp.asarray(a) for a in arrays]
             return [np.asarray(v) for v in self.values(which, values)]
 
-    def values(
-        self, which: Cut, values: Sequence[Any], differentiated: bool = False
-    ) -> list[Any]:
+    def values(self, which: Cut, values: Sequence[Any], differentiated: bool = False) -> list[Any]:
         """One side's outputs, in its `context`; arrays may be tracers."""
 
         mutant = self.mutation if which is self.after else None
