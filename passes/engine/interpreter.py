@@ -109,7 +109,8 @@ class Interpreter:
 
     def _rewrite(self, scope: Scope) -> Rewritten:
         jaxpr = jaxprs.opened(scope.body)
-        emitted: list[tuple[int, list[Eqn]]] = []
+        emitted: list[Eqn] = []
+        places: list[int] = []
         renamed: dict[Var, Atom] = {}
         retyper = Retyper()
         sites = self._by_scope.get(id(scope), {})
@@ -121,13 +122,17 @@ class Interpreter:
                     new = self._substitute(sites[index], renamed, retyper)
                 elif index in scope.children:
                     new = self._carry_over(scope, index, eqn, renamed, retyper)
-                elif renamed or retyper.active:
+                elif retyper.active:
                     new = retyper.equation(jaxprs.substitute(eqn, renamed), renamed)
                 else:
-                    emitted.append((index, [eqn]))
+                    same = jaxprs.substitute(eqn, renamed) if renamed else eqn
+                    changed = changed or same is not eqn
+                    emitted.append(same)
+                    places.append(index)
                     continue
                 changed = changed or len(new) != 1 or new[0] is not eqn
-                emitted.append((index, new))
+                emitted += new
+                places += [index] * len(new)
         except SiteDeclined as declined:
             declined.blamed = declined.blamed or tuple(retyper.blamed)
             raise
@@ -137,7 +142,7 @@ class Interpreter:
         was_live, before = _live(jaxpr.eqns, jaxpr.outvars)
         if scope.in_kept:
             was_live = set()
-        eqns, after = _prune(was_live, emitted, outvars)
+        eqns, after = _prune(was_live, places, emitted, outvars)
         body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
         check_rewritten(body, scope.body, retyped=retyper.active)
         unread = frozenset(
@@ -320,9 +325,11 @@ def _acts(eqn: Eqn) -> bool:
 
 
 def _prune(
-    was_live: set[int], emitted: Sequence[tuple[int, Sequence[Eqn]]], outvars: Sequence[Atom]
+    was_live: set[int], places: Sequence[int], emitted: Sequence[Eqn], outvars: Sequence[Atom]
 ) -> tuple[list[Eqn], set[Var]]:
     """The emitted equations without those that the rewrite left with no reader; what they read.
+
+    ``places`` tells which equation of the original stood where each of them does.
 
     What was dead before stays where all that it reads is still there: it is not this rewrite's to
     remove, and no reason to keep what this rewrite has no more use for. What the user keeps stays.
@@ -330,19 +337,23 @@ def _prune(
     literal = jaxprs.LITERAL
     read = {a for a in outvars if type(a) is not literal}
     gone: set[Var] = set()
-    kept: list[tuple[bool, Eqn]] = []
-    for index, made in reversed(emitted):
-        for eqn in reversed(made):
-            needed = not read.isdisjoint(eqn.outvars) or _acts(eqn) or is_kept(eqn)
-            if needed:
-                read.update([a for a in eqn.invars if type(a) is not literal])
-            elif index in was_live:
-                gone.update(eqn.outvars)
-                continue
-            kept.append((needed, eqn))
+    kept: list[Eqn] = []
+    unread: set[int] = set()
+    for index, eqn in zip(reversed(places), reversed(emitted), strict=True):
+        if not read.isdisjoint(eqn.outvars) or _acts(eqn) or is_kept(eqn):
+            read.update([a for a in eqn.invars if type(a) is not literal])
+        elif index in was_live:
+            gone.update(eqn.outvars)
+            continue
+        else:
+            unread.add(len(kept))
+        kept.append(eqn)
+    if not unread:
+        return kept[::-1], read
     eqns: list[Eqn] = []
-    for needed, eqn in reversed(kept):
-        if not needed:
+    for position in range(len(kept) - 1, -1, -1):
+        eqn = kept[position]
+        if position in unread:
             operands = [a for a in eqn.invars if type(a) is not literal]
             if gone and not gone.isdisjoint(operands):
                 gone.update(eqn.outvars)
