@@ -150,6 +150,7 @@ PASS = Pass(
     contract=Contract.ROUNDING,
     summary="silu(gate) * up of a grouped GEMM's halves → one kernel",
     measure="products of an activated gate with what the same rows' GEMM made",
+    suggest="call `relower.kernels.grouped_swiglu` where the GEMM and `silu(gate) * up` stand",
     roots=grouped_gemms,
     find=_find,
     requirements=(
