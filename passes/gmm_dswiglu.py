@@ -161,7 +161,8 @@ PASS = Pass(
     contract=Contract.ROUNDING,
     summary="the backward of silu(gate) * up and the grouped GEMM before it → one kernel",
     measure="gradients of a gate that are computed of a grouped GEMM's result",
-    suggest="give the layer a `jax.custom_vjp` whose backward calls `relower.kernels.grouped_dswiglu`",
+    suggest="give the layer a `jax.custom_vjp` whose backward calls "
+    "`relower.kernels.grouped_dswiglu`",
     roots=grouped_gemms,
     find=_find,
     requirements=(
