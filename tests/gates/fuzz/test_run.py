@@ -1,14 +1,12 @@
 """A sample of programs, how many seeds add up, how a violation becomes small, and the command."""
 
 import dataclasses
-import json
 import subprocess
 import sys
 
 import jax
 import pytest
 
-from relower.cli.main import main
 from relower.gates.fuzz import run, worker
 from relower.gates.fuzz.check import check, given_to
 from relower.gates.fuzz.plan import Node, Plan, draw, known
@@ -17,7 +15,7 @@ from relower.gates.fuzz.run import Asked, Found, save
 from relower.gates.fuzz.shrink import fewest_passes, shrunk
 from relower.passes import registry
 
-SAMPLE = 90
+SAMPLE = 80
 """Seeds from 0 on; together some 20 s."""
 
 
@@ -117,9 +115,8 @@ def test_passes_that_have_no_part_in_it_go():
 
 def test_a_violation_is_shrunk_and_saved(monkeypatch, tmp_path):
     name = "nonnegative_index"
-    wrong = lambda m: dataclasses.replace(
-        registry.by_name(name).replace(m), fn=lambda i: [i * 0], key="wrong"
-    )
+    plain = registry.by_name(name).replace
+    wrong = lambda m: dataclasses.replace(plain(m), fn=lambda i: [i * 0], key="wrong")
     mutated = tuple(
         dataclasses.replace(p, replace=wrong) if p.name == name else p
         for p in registry.all_passes()
@@ -151,60 +148,3 @@ def test_what_the_smallest_plan_shows_is_checked_again():
     outcome = check(plan)
     assert (outcome.state, outcome.violation) == ("held", None)
     assert not outcome.report.applied
-
-
-# --- the command ------------------------------------------------------------------------------
-
-
-def test_the_command(capsys, parsed):
-    assert main(["fuzz", "--seed", "4", "--count", "2", "--lower-every", "4", "--json"]) == 0
-    value = parsed("fuzz", capsys.readouterr().out)
-    assert value["holds"]
-    assert sum(value["states"].values()) == 2
-    assert value["lowered"] <= 1
-    assert {p["name"] for p in value["passes"]} == {p.name for p in registry.all_passes()}
-
-
-VIOLATION = {
-    "property": "contract", "detail": "result 0: at [1] wanted 2.0, found 3.0", "plan": None,
-    "first_detail": "", "text": "float32[4,4]\n  layer 3", "passes": ["affine_gather"], "tries": 3,
-    "jaxpr": "{ lambda ; }",
-}  # fmt: skip
-
-
-def test_exit_codes_and_the_report(monkeypatch, capsys, parsed):
-    from relower.cli import fuzz
-
-    def give(found):
-        monkeypatch.setattr(fuzz, "fuzz", lambda asked, note: found)
-
-    bad = counted(n=3)
-    bad.add({"seed": 3, "state": "violated", "detail": "", "violation": VIOLATION})
-    give(bad)
-    assert main(["fuzz"]) == 1
-    out = capsys.readouterr().out
-    assert "seed 3 breaks: contract" in out
-    assert "wanted 2.0, found 3.0" in out
-    assert "layer 3" in out
-    assert main(["fuzz", "--json"]) == 1
-    assert parsed("fuzz", capsys.readouterr().out)["violations"][0]["seed"] == 3
-    give(counted())
-    assert main(["fuzz"]) == 2
-    assert "affine_gather was applied nowhere" in capsys.readouterr().out
-    give(counted(n=3))
-    assert main(["fuzz"]) == 0
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--count", "0"], ["--seed", "-1"], ["--seconds", "0"], ["--passes", "nothing"],
-     ["--save", "/nowhere/at/all"], ["--jobs", "0"]],
-    ids=" ".join,
-)  # fmt: skip
-def test_bad_input_is_one_line(arguments, capsys):
-    assert main(["fuzz", *arguments]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_json_survives(tmp_path):
-    assert json.loads(json.dumps(worker.one(1)))["seed"] == 1
