@@ -85,7 +85,7 @@ def draw(seed: int) -> Plan:
         nodes = (*_nodes(r, 1, 1), *nodes) if r.random() < 0.4 else nodes
         nodes = (*nodes, *_nodes(r, 1, 1)) if r.random() < 0.4 else nodes
     else:
-        nodes = _nodes(r, 0, r.choice((1, 2, 2, 3)))
+        nodes = _nodes(r, 0, r.choice((1, 1, 2, 2, 3)))
     return Plan(
         t=t,
         d=r.choice((4, 4, 6, 8)),
@@ -117,7 +117,7 @@ def _node(r: Random, depth: int, mesh: bool) -> Node:
     if depth < 3 and r.random() < (0.5, 0.4, 0.25)[depth]:
         kinds = {k: w for k, w in _WRAPS.items() if not (mesh and k == "vmap")}
         kind = r.choices(list(kinds), list(kinds.values()))[0]
-        return Node(kind, seed, _nodes(r, depth + 1, r.choice((1, 1, 2, 3)), mesh))
+        return Node(kind, seed, _nodes(r, depth + 1, r.choice((1, 1, 1, 2, 2, 3)), mesh))
     groups = {**_GROUPS, "mesh": 8.0 if mesh else 0.0}
     group = r.choices(list(groups), list(groups.values()))[0]
     kinds = {k: _OFTENER.get(k, 1) for k in GROUPS[group]}

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...lowering.errors import InputError
 
-CHUNK = 200
+CHUNK = 1000
 """Seeds that one process checks."""
 ENOUGH = 1000
 """Programs from which on a pass that never applied, or was never declined, is a fault."""

@@ -23,9 +23,11 @@ from .plan import Plan, draw
 from .program import function, mesh_of, transformed, values
 from .shrink import fewest_passes, shrunk
 
-CLEAR_EVERY = 50
-"""Programs after which jax's caches are emptied."""
-MOST_BYTES = 3 * 2**30
+CLEAR_EVERY = 200
+"""Programs after which jax's caches are emptied: what jax.numpy's functions are traced to is used
+again and again."""
+COLLECT_EVERY = 50
+MOST_BYTES = 3 * 2**29
 """Resident memory at which a process ends early; another one goes on."""
 SHRINK_SECONDS = 60.0
 
@@ -44,6 +46,7 @@ def main() -> None:
         _say(one(seed, names, lower=every > 0 and seed % every == 0))
         if number % CLEAR_EVERY == CLEAR_EVERY - 1:
             clear()
+        if number % COLLECT_EVERY == COLLECT_EVERY - 1:
             gc.collect()
             if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MOST_BYTES:
                 break
