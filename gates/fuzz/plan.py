@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
+from . import choices as choices
+from . import plain as plain
 from . import routing as routing
+from . import sharded as sharded
 from . import weights as weights
 from .pool import GROUPS, PIECES
 from .surroundings import WRAPS
@@ -129,10 +133,13 @@ def smaller(plan: Plan) -> Iterator[Plan]:
     for nodes in _fewer(plan.nodes):
         if nodes:
             yield replace(plan, nodes=nodes)
-    for change in ({"transform": "none"}, {"mesh": None}, {"dtype": "float32"}, {"d": 4}, {"t": 4},
-                   {"eager": False}, {"some": None}):  # fmt: skip
+    changes: tuple[dict[str, Any], ...] = (
+        {"transform": "none"}, {"mesh": None}, {"dtype": "float32"}, {"d": 4}, {"t": 4},
+        {"eager": False}, {"some": None},
+    )  # fmt: skip
+    for change in changes:
         if any(getattr(plan, k) != v for k, v in change.items()):
-            yield replace(plan, **change)  # type: ignore[arg-type]
+            yield replace(plan, **change)
 
 
 def _fewer(nodes: Sequence[Node]) -> Iterator[tuple[Node, ...]]:

@@ -92,9 +92,10 @@ def _violated(plan: Plan, names: tuple[str, ...], name: str, detail: str) -> dic
             )
         except Exception:  # while shrinking, only the same violation counts
             return None
-        same = found is not None and found.property == name
+        if found is None or found.property != name:
+            return None
         # Of a fault in the machinery, the first words tell it from others.
-        return found if same and (name == "contract" or found.detail[:30] == detail[:30]) else None
+        return found if name == "contract" or found.detail[:30] == detail[:30] else None
 
     small, tries = shrunk(plan, lambda p: fails(p) is not None, SHRINK_SECONDS)
     among = names or tuple(p.name for p in passes_of(small))
