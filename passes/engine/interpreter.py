@@ -50,6 +50,10 @@ class Interpreter:
     """Rewritten bodies, each with a scope that it was made from."""
     splices: list[Splice] = field(default_factory=list)
     """What was put in place, and what it is a copy of."""
+    replaced: list[tuple[Accepted, list[Eqn]]] = field(default_factory=list)
+    """The sites that were replaced, with what stands there now."""
+    renames: list[dict[Var, Atom]] = field(default_factory=list)
+    """What got another name, in each body."""
     _by_scope: dict[int, dict[int, Accepted]] = field(init=False)
     _signatures: dict[int, _Signature] = field(default_factory=dict)
     _numbers: dict[tuple[object, ...], _Signature] = field(default_factory=dict)
@@ -111,7 +115,8 @@ class Interpreter:
         jaxpr = jaxprs.opened(scope.body)
         emitted: list[tuple[int, list[Eqn]]] = []
         renamed: dict[Var, Atom] = {}
-        retyper = Retyper()
+        retyper = Retyper(renames=self.renames)
+        self.renames.append(renamed)
         sites = self._by_scope.get(id(scope), {})
         changed = False
         try:
@@ -197,6 +202,7 @@ class Interpreter:
         traced = self._traced(site, operands, fn or _as_they_are)
         new, values = tracing.splice(traced, operands, eqn, replacement.results)
         self.splices.append(Splice(traced, operands, new))
+        self.replaced.append((site, new))
         if len(values) != len(replacement.results):
             raise ValueError(
                 f"{site.rewrite.name} returned {len(values)} values, "
