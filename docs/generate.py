@@ -138,9 +138,7 @@ def index_page() -> str:
         for p in all_passes()
     ]
     of_contract = {
-        contract: [
-            row for row, p in zip(rows, all_passes(), strict=True) if p.contract is contract
-        ]
+        contract: [row for row, p in zip(rows, all_passes(), strict=True) if p.contract is contract]
         for contract in Contract
     }
     parts = [

@@ -63,7 +63,11 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page.write_text(
         "[a](there.md#a-name-here) [b](there.md#a-name) [c](gone.md) [d](http://x.y) `[e](f)`\n"
     )
-    assert [text.partition(":")[0] for text in broken(page)] == ["there.md#a-name", "gone.md", "http"]
+    assert [text.partition(":")[0] for text in broken(page)] == [
+        "there.md#a-name",
+        "gone.md",
+        "http",
+    ]
 
 
 class _Loader(yaml.SafeLoader):
