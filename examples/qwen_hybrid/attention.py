@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .config import Config
-from .parts import Params, project, rms_norm
+from .parts import Params, rms_norm
 
 
 def rotated(x: jax.Array, positions: jax.Array, part: float) -> jax.Array:
@@ -31,16 +31,16 @@ def attention(params: Params, x: jax.Array, config: Config) -> jax.Array:
     """
     c, (batch, tokens) = config, x.shape[:2]
     query, gate = jnp.split(
-        project(x, params["query"]).reshape(batch, tokens, c.heads, 2 * c.head_dim), 2, axis=-1
+        (x @ params["query"]).reshape(batch, tokens, c.heads, 2 * c.head_dim), 2, axis=-1
     )
     key, value = (
-        project(x, params[name]).reshape(batch, tokens, c.kv_heads, c.head_dim)
+        (x @ params[name]).reshape(batch, tokens, c.kv_heads, c.head_dim)
         for name in ("key", "value")
     )
     here = lax.axis_index("context") * tokens + jnp.arange(tokens)
     query = rotated(rms_norm(query, params["query_norm"]), here, c.rotary)
     key = rotated(rms_norm(key, params["key_norm"]), here, c.rotary)
-    key, value = (lax.all_gather(a, "context", axis=1, tiled=True) for a in (key, value))
+    key, value = c.ops.exchange((key, value), "context", axis=1)
 
     query = query.reshape(batch, tokens, c.kv_heads, -1, c.head_dim)
     scores = jnp.einsum("btkgd,bskd->bkgts", query, key, preferred_element_type=jnp.float32)
@@ -49,4 +49,4 @@ def attention(params: Params, x: jax.Array, config: Config) -> jax.Array:
     weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
     y = jnp.einsum("bkgts,bskd->btkgd", weights, value)
     y = y.reshape(batch, tokens, -1) * jax.nn.sigmoid(gate.reshape(batch, tokens, -1))
-    return project(y, params["out"])
+    return y @ params["out"]

@@ -6,22 +6,28 @@ lowered for a mesh of eight devices.
 
     tiny, real                 forward and backward over the micro-batches: loss and gradients
     tiny_update, real_update   clip and AdamW
+    plain[NAME]                `real`, or another size of `VARIANTS`
+    twins[NAME-FORM]           with one thing done by hand; the forms are those of by_hand/
+    wrong[NAME]                with a mistake in it
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import relower
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Wherever this is loaded from.
 
-from qwen_hybrid import trainer
+from qwen_hybrid import by_hand, trainer
+from qwen_hybrid.by_hand import frozen, mistakes
 from qwen_hybrid.config import MESH, REAL, TINY, Config
 
 
@@ -59,6 +65,15 @@ def update(config: Config) -> Any:
     return relower.case(build, mesh=MESH)
 
 
+VARIANTS = {
+    "real": REAL,
+    "at_once": replace(REAL, chunks=1),
+    "full_remat": replace(REAL, saved=()),
+    "bf16_router": replace(REAL, router_dtype=jnp.bfloat16),
+}
+"""The real size and others of it that a trainer is run with."""
+
+
 def tiny() -> Any:
     return forward_backward(TINY)
 
@@ -73,3 +88,34 @@ def tiny_update() -> Any:
 
 def real_update() -> Any:
     return update(REAL)
+
+
+def plain() -> dict[str, Any]:
+    """Each of `VARIANTS`."""
+    return {name: forward_backward(config) for name, config in VARIANTS.items()}
+
+
+def twins() -> dict[str, Any]:
+    """Each of `VARIANTS` with one thing done by hand, as in ``real-sorts``."""
+    return {
+        f"{variant}-{name}": twin(config, name)
+        for variant, config in VARIANTS.items()
+        for name in (*by_hand.FORMS, "frozen")
+    }
+
+
+def wrong() -> dict[str, Any]:
+    """Twins with a mistake, for a gate's controls."""
+    ties = replace(REAL, ops=replace(REAL.ops, sort_by_group=mistakes.sort_with_ties_reversed))
+    rows = replace(REAL, ops=replace(REAL.ops, **by_hand.FORMS["rows"]))
+    rows = replace(rows, ops=replace(rows.ops, put_back=mistakes.put_back_the_wrong_way))
+    scales = replace(REAL, ops=replace(REAL.ops, gathered_wi=mistakes.gathered_wi_with_one_scale))
+    named = {"ties": ties, "rows": rows, "scales": scales}
+    return {name: forward_backward(config) for name, config in named.items()}
+
+
+def twin(config: Config, name: str) -> Any:
+    """Forward and backward with one thing done by hand."""
+    if name == "frozen":
+        return forward_backward(config, frozen.make_forward_backward)
+    return forward_backward(by_hand.by_hand(config, name))

@@ -17,7 +17,7 @@ BLOCK = 4
 """Layers of a block: three gated delta nets and one of full attention."""
 
 SAVED = ("mixed", "routing_weights", "routing_ids")
-"""What the backward pass finds saved; everything else in a layer is computed again."""
+"""Names of what a layer may save for its backward pass."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Config:
     """The part of a head's dimensions that is rotated by position."""
     chunks: int = 2
     """In how many parts a device's tokens go through the experts."""
-    remat: bool = True
+    saved: tuple[str, ...] | None = SAVED
+    """By name, what a layer's backward pass finds saved; all else is computed again. If None,
+    everything is saved."""
     balance: float = 0.001
     """How much the load-balance loss counts."""
     dtype: jax.typing.DTypeLike = jnp.bfloat16
@@ -111,8 +113,8 @@ REAL = Config(
     experts=512,
     experts_per_token=10,
     width=1024,
-    batch=4,
-    sequence=8192,
+    batch=8,
+    sequence=4096,
     micro_batches=4,
 )
 """Layers of a frontier model's size, 4,096 tokens a device; for tracing and lowering."""

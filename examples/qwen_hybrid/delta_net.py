@@ -11,7 +11,7 @@ from jax import lax
 
 from .config import MESH, Config
 from .ops import TAPS
-from .parts import Params, project, rms_norm, unit
+from .parts import Params, rms_norm, unit
 
 
 def in_chunks(a: jax.Array, chunk: int) -> jax.Array:
@@ -71,14 +71,14 @@ def delta_net(params: Params, x: jax.Array, config: Config) -> jax.Array:
     "context" exchange parts of the tokens for parts of the heads.
     """
     c, (batch, tokens) = config, x.shape[:2]
-    qkv = project(x, params["qkv"])
+    qkv = x @ params["qkv"]
     steps = [(i, i + 1) for i in range(MESH["context"] - 1)]
     state = lax.ppermute(qkv[:, 1 - TAPS :], "context", steps)  # Zeros before the first.
     qkv = c.ops.causal_conv(qkv, state, params["taps"])
 
     parts = jnp.split(qkv, (c.key_width, 2 * c.key_width), axis=-1)
     q, k, v = (a.reshape(batch, tokens, -1, c.linear_dim) for a in parts)
-    beta, decay = (project(x, params[name]).astype(jnp.float32) for name in ("beta", "decay"))
+    beta, decay = ((x @ params[name]).astype(jnp.float32) for name in ("beta", "decay"))
     decay = -jnp.exp(params["decay_rate"]) * jax.nn.softplus(decay + params["decay_bias"])
     swap = partial(lax.all_to_all, axis_name="context", tiled=True)
     exchanged = [
@@ -91,6 +91,6 @@ def delta_net(params: Params, x: jax.Array, config: Config) -> jax.Array:
     y = jnp.moveaxis(y, 1, 3).reshape(batch, -1, v.shape[1], c.linear_dim).astype(x.dtype)
     y = swap(y, split_axis=1, concat_axis=2)
 
-    gate = project(x, params["gate"]).reshape(y.shape)
+    gate = (x @ params["gate"]).reshape(y.shape)
     y = rms_norm(y, params["out_norm"]) * jax.nn.silu(gate)
-    return project(y.reshape(batch, tokens, -1), params["out"])
+    return y.reshape(batch, tokens, -1) @ params["out"]

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from .attention import attention
-from .config import BLOCK, MESH, SAVED, Config
+from .config import BLOCK, MESH, Config
 from .delta_net import delta_net
 from .moe import mixture
 from .ops import TAPS
@@ -89,10 +89,19 @@ def param_specs(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(spec, params)
 
 
+def gathered_params(params: Params, config: Config) -> Params:
+    """A layer's parameters with all matrices whole, but for the experts'."""
+    names = [n for n, p in params.items() if p.ndim == 2 and n != "taps"]
+    dtypes = [config.router_dtype if n == "router" else config.dtype for n in names]
+    parts = [params[n].astype(dtype) for n, dtype in zip(names, dtypes, strict=True)]
+    return params | dict(zip(names, config.ops.exchange(parts, "fsdp"), strict=True))
+
+
 def layer(
     x: jax.Array, params: Params, mask: jax.Array, config: Config, kind: str
 ) -> tuple[jax.Array, jax.Array]:
     """One layer: ``x``, ``[batch, tokens, hidden]``, and the load-balance loss."""
+    params = gathered_params(params, config)
     mixer = {"attention": attention, "delta": delta_net}[kind]
     mixed = mixer(params, rms_norm(x, params["mixer_norm"]), config)
     x = x + checkpoint_name(mixed, "mixed")
@@ -112,9 +121,9 @@ def loss_fn(params: Params, batch: Batch, config: Config) -> jax.Array:
 
     def rematerialised(kind: str) -> Any:
         one = partial(layer, mask=mask, config=c, kind=kind)
-        if not c.remat:
+        if c.saved is None:
             return one
-        return jax.checkpoint(one, policy=jax.checkpoint_policies.save_only_these_names(*SAVED))
+        return jax.checkpoint(one, policy=jax.checkpoint_policies.save_only_these_names(*c.saved))
 
     def block(x: jax.Array, params: tuple[Params, Params]) -> tuple[jax.Array, jax.Array]:
         delta, full = params

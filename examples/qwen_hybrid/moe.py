@@ -8,7 +8,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from .config import Config
-from .parts import Params, gathered, project
+from .parts import Params, gathered
 
 
 def balance_loss(chosen: jax.Array, probabilities: jax.Array, mask: jax.Array) -> jax.Array:
@@ -33,7 +33,7 @@ def route(
     """The experts of each token, their weights, and the load-balance loss.
 
     Args:
-        router: [hidden, experts], spread over "fsdp".
+        router: [hidden, experts], in the router's dtype.
         x: [tokens, hidden].
         mask: bool[tokens], False for padding.
         config: The model.
@@ -43,7 +43,7 @@ def route(
         weights 0.
     """
     c = config
-    logits = x.astype(c.router_dtype) @ gathered(router, c.router_dtype)
+    logits = x.astype(c.router_dtype) @ router
     probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
     weights, ids = c.ops.top_k(probabilities, c.experts_per_token)
     weights, ids = checkpoint_name(weights, "routing_weights"), checkpoint_name(ids, "routing_ids")
@@ -77,12 +77,12 @@ def own_experts(
     sizes = ops.group_sizes(ids, own + 1)[:own]
     held = jnp.sum(sizes)
 
-    rows = x[order // config.experts_per_token]
+    rows = ops.take_out(x, order, inverse, config.experts_per_token)
     rows = jnp.where(jnp.arange(rows.shape[0])[:, None] < held, rows, 0)
     rows = ops.activated(rows, wi, sizes)
     rows = lax.ragged_dot(rows, wo, sizes)
 
-    y = jnp.where(inverse[:, None] < held, rows[inverse], 0)
+    y = jnp.where(inverse[:, None] < held, ops.put_back(rows, order, inverse), 0)
     return jnp.einsum("tkd,tk->td", y.reshape(*weights.shape, -1), weights)
 
 
@@ -98,11 +98,11 @@ def routed(
     wi = config.ops.gathered_wi(params["wi"].astype(x.dtype))
     wo = gathered(params["wo"], x.dtype)
     chunks = list(zip(*(jnp.split(a, config.chunks) for a in (x, weights, ids)), strict=True))
-    here = config.ops.exchange(chunks[0], "expert")
-    sums = []
+    send = config.ops.ring(chunks, "expert")
+    here, sums = send(0), []
     for i in range(config.chunks):
         if i + 1 < config.chunks:
-            coming = config.ops.exchange(chunks[i + 1], "expert")
+            coming = send(i + 1)
             here, coming = lax.optimization_barrier((here, coming))
         y = own_experts(wi, wo, *here, config)
         sums.append(lax.psum_scatter(y, "expert", tiled=True))
@@ -112,8 +112,8 @@ def routed(
 
 def shared(params: Params, x: jax.Array) -> jax.Array:
     """The shared expert's result for each token, as much of it as its gate lets through."""
-    y = jax.nn.silu(project(x, params["shared_gate"])) * project(x, params["shared_up"])
-    return project(y, params["shared_down"]) * jax.nn.sigmoid(project(x, params["shared_part"]))
+    y = jax.nn.silu(x @ params["shared_gate"]) * (x @ params["shared_up"])
+    return (y @ params["shared_down"]) * jax.nn.sigmoid(x @ params["shared_part"])
 
 
 def mixture(

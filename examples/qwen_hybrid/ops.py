@@ -35,14 +35,33 @@ def sort_by_group(ids: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:
     return order, jnp.argsort(order)
 
 
+def take_out(x: jax.Array, order: jax.Array, inverse: jax.Array, k: int) -> jax.Array:
+    """The rows of ``x``, of which each token has ``k``, in an order: ``x[order // k]``."""
+    del inverse
+    return x[order // k]
+
+
+def put_back(rows: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
+    """Rows that were put in an order, back where they came from: ``rows[inverse]``."""
+    del order
+    return rows[inverse]
+
+
 def group_sizes(ids: jax.Array, groups: int) -> jax.Array:
     """How many of ``ids`` are 0, 1, …, ``groups - 1``."""
     return jnp.bincount(ids, length=groups)
 
 
-def exchange(arrays: Sequence[jax.Array], axis: str) -> tuple[jax.Array, ...]:
-    """Each array's rows on all devices along an axis of the mesh."""
-    return tuple(lax.all_gather(a, axis, tiled=True) for a in arrays)
+def exchange(arrays: Sequence[jax.Array], axis_name: str, axis: int = 0) -> tuple[jax.Array, ...]:
+    """Arrays whole, of which each device along an axis of the mesh holds a part along ``axis``."""
+    return tuple(lax.all_gather(a, axis_name, axis=axis, tiled=True) for a in arrays)
+
+
+def ring(
+    chunks: Sequence[Sequence[jax.Array]], axis_name: str
+) -> Callable[[int], tuple[jax.Array, ...]]:
+    """What sends each chunk's arrays to all devices along an axis of the mesh."""
+    return lambda i: exchange(chunks[i], axis_name)
 
 
 @jax.custom_vjp
@@ -52,7 +71,7 @@ def fake_quantise(w: jax.Array) -> jax.Array:
     The rows are spread over "fsdp", so that a column's largest is that of all devices.
     """
     largest = lax.pmax(jnp.max(jnp.abs(w), axis=1, keepdims=True), "fsdp")
-    scale = jnp.where(largest == 0, 1, largest / LARGEST)
+    scale = jnp.where(largest == 0, jnp.ones_like(largest), largest / LARGEST)
     return (w / scale).astype(FLOAT8).astype(w.dtype) * scale
 
 
@@ -116,8 +135,11 @@ class Ops:
 
     top_k: Callable[..., tuple[jax.Array, jax.Array]] = top_k
     sort_by_group: Callable[..., tuple[jax.Array, jax.Array]] = sort_by_group
+    take_out: Callable[..., jax.Array] = take_out
+    put_back: Callable[..., jax.Array] = put_back
     group_sizes: Callable[..., jax.Array] = group_sizes
     exchange: Callable[..., tuple[jax.Array, ...]] = exchange
+    ring: Callable[..., Callable[[int], tuple[jax.Array, ...]]] = ring
     gathered_wi: Callable[..., jax.Array] = gathered_wi
     activated: Callable[..., jax.Array] = activated
     causal_conv: Callable[..., jax.Array] = causal_conv

@@ -16,11 +16,6 @@ def gathered(weight: jax.Array, dtype: Any) -> jax.Array:
     return lax.all_gather(weight.astype(dtype), "fsdp", axis=weight.ndim - 2, tiled=True)
 
 
-def project(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """``x`` times a matrix that is spread over "fsdp"."""
-    return x @ gathered(weight, x.dtype)
-
-
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     """``x / rms(x) * (1 + scale)`` over the last axis, computed in float32."""
     y = x.astype(jnp.float32)
