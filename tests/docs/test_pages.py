@@ -16,7 +16,9 @@ CAPTURES = [page for page in literate.pages() if page not in WALKS]
 
 def assert_current(page: Path, folder: Path) -> None:
     for block in literate.blocks(page.read_text(encoding="utf-8")):
-        for library in re.findall(r"^(?:import|from) (flax|equinox|flatbuffers)\b", block.text, re.M):
+        for library in re.findall(
+            r"^(?:import|from) (flax|equinox|flatbuffers)\b", block.text, re.M
+        ):
             pytest.importorskip(library, reason="libraries come with the extra `recipes`")
     complaints = [ran.complaint(literate.NEWEST) for ran in literate.run_page(page, folder)]
     assert not [text for text in complaints if text], "\n\n".join(filter(None, complaints))
