@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..matchers.fact import Fact as Fact
     from ..matchers.graph import Scope as Scope
     from ..matchers.graph import Value as Value
+    from ..matchers.origin import reach as reach
     from ..matchers.pattern import Bind as Bind
     from ..matchers.pattern import Constant as Constant
     from ..matchers.pattern import Mismatch as Mismatch
@@ -37,6 +38,7 @@ _HOME = {
         "..matchers.pattern",
     ),
     "Fact": "..matchers.fact",
+    "reach": "..matchers.origin",
     "Scope": "..matchers.graph",
     "Value": "..matchers.graph",
 }

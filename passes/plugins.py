@@ -11,15 +11,17 @@ or lists all passes.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import metadata
 from typing import Any
 
-from .base import Contract, Pass, Requirement
+from .base import Contract, Match, Pass, Reason, Replacement, Requirement
 
 GROUP = "relower.passes"
+_NUMBERS = itertools.count()
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -65,8 +67,40 @@ class Plugin:
 
 
 def as_guest(found: Pass) -> Pass:
-    """The pass as one that never runs unasked."""
-    return found if found.by_name else replace(found, by_name=True)
+    """The pass as one that never runs unasked, and whose replacements are each made anew.
+
+    Two of relower's replacements of one key are the same program, which is traced once. Whether
+    that holds of another's keys can't be known, and one that leaves something out would put the
+    first site's program in place of the second's.
+    """
+    if isinstance(found.replace, _Anew):
+        return found
+    ways = found.alternatives
+
+    def alternatives(match: Match) -> Mapping[str, Replacement | Reason]:
+        assert ways is not None
+        return {n: w if isinstance(w, Reason) else _anew(w) for n, w in ways(match).items()}
+
+    return replace(
+        found,
+        by_name=True,
+        replace=_Anew(found.replace),
+        alternatives=None if ways is None else alternatives,
+    )
+
+
+@dataclass(frozen=True)
+class _Anew:
+    """A pass's ``replace``, each result with a key of its own."""
+
+    replace: Callable[[Match], Replacement]
+
+    def __call__(self, match: Match) -> Replacement:
+        return _anew(self.replace(match))
+
+
+def _anew(way: Replacement) -> Replacement:
+    return replace(way, key=(next(_NUMBERS),))
 
 
 def fault_of(found: Any) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .base import Contract, Pass
-from .plugins import Plugin, fault_of, offered
+from .plugins import Plugin, as_guest, fault_of, offered
 
 DEFAULT = "default"
 """Among names of passes: all that the contract admits and that run unasked."""
@@ -170,13 +170,13 @@ def _pass(asked: Any) -> Pass:
             f"passes: found a pass of your own called {asked.name!r}; wanted another name than "
             "that of one of relower's"
         )
-    return asked
+    return asked if asked.name in own else as_guest(asked)
 
 
 def _distinct(passes: Iterable[Pass]) -> Iterator[Pass]:
     seen: dict[str, Pass] = {}
     for p in passes:
-        if seen.setdefault(p.name, p) is not p:
+        if seen.setdefault(p.name, p) != p:
             raise ValueError(f"passes: found two passes called {p.name!r}; wanted distinct names")
         yield p
 

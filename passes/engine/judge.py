@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...compat import jaxprs
 from ...compat.jaxprs import Eqn
 from ...matchers.graph import Scope
 from ...matchers.pattern import Mismatch
-from ..base import Accepted, Pass, Reason, Site, Status
+from ..base import Accepted, Pass, Reason, Replacement, Site, Status
 from ..disable import DISABLED
 from .addresses import Addresses
 
@@ -65,7 +66,23 @@ def judge(
     kept = _kept(scope, (index, *replacement.also))
     if kept is not None:
         return replace(site, reasons=(kept,)), None
+    elsewhere = _out_of_scope(p, scope, replacement)
+    if elsewhere is not None:
+        return replace(site, reasons=(elsewhere,)), None
     return replace(site, status=Status.APPLIED), Accepted(match, replacement, p)
+
+
+def _out_of_scope(p: Pass, scope: Scope, replacement: Replacement) -> Reason | None:
+    """Why a replacement can't be put in place: it names a value of another body."""
+    if replacement.wants is not None:
+        return None  # it is judged again with the value in scope
+    for atom in replacement.operands:
+        if jaxprs.is_literal(atom) or scope.definition(atom) or scope.position(atom) is not None:
+            continue
+        return Reason("operand-out-of-scope", f"a fault of {p.name}: it reads a value of another "
+                      "body without asking for it", atom.aval.str_short(short_dtypes=True),
+                      "an operand in scope (relower.passes.reach), or wants=")  # fmt: skip
+    return None
 
 
 def _kept(scope: Scope, indices: Iterable[int]) -> Reason | None:

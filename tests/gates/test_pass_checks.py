@@ -19,6 +19,7 @@ from relower.passes import (
     Reason,
     Replacement,
     Requirement,
+    reach,
 )
 
 TWICE = Op(
@@ -35,9 +36,11 @@ def find(scope, index):
 
 
 def replace(match):
-    x = match.captures["x"]
-    wants = None if x.scope is match.scope else x
-    return Replacement((x.atom,), tuple(match.eqn.outvars), None, (), wants=wants)
+    x, results = match.captures["x"], tuple(match.eqn.outvars)
+    here = reach(match.scope, x)
+    if here is None:
+        return Replacement((), results, None, (), wants=x)
+    return Replacement((here,), results, None, ())
 
 
 def by(fn):

@@ -1,5 +1,6 @@
 """Passes of other packages and of the caller: listed, asked for by name, never run unasked."""
 
+import dataclasses
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ from jax import lax
 import relower
 from relower import PassNotApplicable, assert_applied, explain, optimize
 from relower.lowering.change import Verdict
-from relower.passes import registry
+from relower.passes import Replacement, reach, registry
 from relower.passes.plugins import PluginError, offered
 
 MODULE = '''
@@ -25,6 +26,7 @@ from jax.extend.core.primitives import rev_p
 
 from relower.passes import (
     Bind, Contract, Example, Match, Op, Pass, Reason, Replacement, Requirement,
+    reach,
 )
 
 TWICE = Op(rev_p, (Op(rev_p, (Bind("x"),), capture={"dimensions": "inner"}),),
@@ -46,9 +48,11 @@ def same_axes(match):
 
 
 def replace(match):
-    x = match.captures["x"]
-    wants = None if x.scope is match.scope else x
-    return Replacement((x.atom,), tuple(match.eqn.outvars), None, (), wants=wants)
+    x, results = match.captures["x"], tuple(match.eqn.outvars)
+    here = reach(match.scope, x)
+    if here is None:
+        return Replacement((), results, None, (), wants=x)
+    return Replacement((here,), results, None, ())
 
 
 def before(x):
@@ -158,6 +162,41 @@ def test_a_value_of_another_body_is_brought(guest, equal_bits):
     equal_bits(optimize(f, passes=["double_reverse"])(X), f(X))
 
 
+def test_a_value_from_around_a_call_is_reached(guest, equal_bits):
+    f = lambda x: jax.jit(lambda y: jnp.sin(lax.rev(y, (0,))))(lax.rev(x, (0,)))
+    assert explain(f, X, passes=["double_reverse"]).counts() == {"double_reverse": 1}
+    equal_bits(optimize(f, passes=["double_reverse"])(X), f(X))
+
+
+def test_an_operand_out_of_scope_is_declined_as_the_guests_fault(guest, equal_bits):
+    from guest_passes import PASS
+
+    def named_as_captured(match):
+        return Replacement((match.captures["x"].atom,), tuple(match.eqn.outvars), None, ())
+
+    wrong = dataclasses.replace(PASS, replace=named_as_captured)
+    f = lambda x: jax.jit(lambda y: jnp.sin(lax.rev(y, (0,))))(lax.rev(x, (0,)))
+    (site,) = explain(f, X, passes=[wrong]).declined
+    assert [r.code for r in site.reasons] == ["operand-out-of-scope"]
+    assert "a fault of double_reverse" in str(site.reasons[0])
+
+
+def test_a_guests_key_is_not_relied_on(guest, equal_bits):
+    """One that leaves out what its function depends on would mix up two sites."""
+    from guest_passes import PASS
+
+    def replace(match):
+        axes = match.captures["outer"]
+        x = reach(match.scope, match.captures["x"])
+        back = lambda x: [lax.rev(lax.rev(x, axes), match.captures["inner"]) * 1]
+        return Replacement((x,), tuple(match.eqn.outvars), back, "always the same")
+
+    other = dataclasses.replace(PASS, name="other", replace=replace, requirements=())
+    f = lambda x: lax.rev(lax.rev(x, (0,)), (1,)) - lax.rev(lax.rev(x, (1,)), (1,))
+    once = dataclasses.replace(other, find=lambda s, i: PASS.find(s, i) if i < 4 else None)
+    equal_bits(optimize(f, passes=[once])(X), f(X))
+
+
 def test_a_guest_lowers_to_what_a_person_would_have_written(guest):
     from relower.passes.registry import by_name
 
@@ -177,8 +216,6 @@ def test_a_pass_of_ones_own_needs_no_package(guest):
 
 
 def test_passes_that_cannot_be_given(guest):
-    import dataclasses
-
     from guest_passes import PASS
 
     with pytest.raises(ValueError, match="another name than that of one of relower's"):
