@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..gates.child import run
-from ..gates.patch import Patch, patch
+from ..gates.patch import Patch, patch, shown
 from ..gates.render import indented, plural, source_text
 from ..lowering.cost.measurement import Measurement
 from ..lowering.errors import InputError
@@ -68,8 +68,12 @@ def _run(options: argparse.Namespace) -> int:
     made = patch(report) if "suggest" in asked else None
     if made is not None:
         report["patch"], report["not_patched"] = made.text, list(made.left)
-        for site in report["sites"]:
-            site.get("suggestion", {}).pop("edits", None)  # the patch says it better
+        report["patch_differs"] = None
+        if made.text:
+            lowering = replace(request, passes=request.passes or "default")
+            with status("lowering the case as it is and as it would be"):
+                report["patch_differs"] = shown(made, lowering, timeout=options.timeout)
+        report.pop("expressions", None)  # the patch says it better
     if options.patch is not None:
         _write(options.patch, report["patch"])
     if options.json:
@@ -77,7 +81,7 @@ def _run(options: argparse.Namespace) -> int:
     else:
         show(console(), report, options.case)
         if made is not None:
-            _patch(console(), made, options.patch)
+            _patch(console(), made, report["patch_differs"], options.patch)
     return 0
 
 
@@ -86,7 +90,7 @@ def _write(file: str, text: str) -> None:
         opened.write(text)
 
 
-def _patch(out: Console, made: Patch, file: str | None) -> None:
+def _patch(out: Console, made: Patch, differs: str | None, file: str | None) -> None:
     """Prints what can be written by a machine, and why not the rest."""
     out.print()
     where = "" if file is None else f", written to {file}"
@@ -94,6 +98,12 @@ def _patch(out: Console, made: Patch, file: str | None) -> None:
     out.print(Text(changed, style="bold"))
     if made.edited:
         indented(out, Text("for the shapes and ranges of this case", style="dim"))
+        if differs is None:
+            same = "rewritten, the patched files lower to the same program (level dataflow)"
+            indented(out, Text(same, style="green"))
+        else:
+            no = "not shown: rewritten, the patched files don't lower to the same program: "
+            indented(out, Text(no + differs, style="bold red"))
     for line in made.left:
         indented(out, Text(f"not in it: {line}", style="yellow"))
     if file is None:

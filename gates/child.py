@@ -59,6 +59,8 @@ class Job:
     """Trace and lower unrelated programs first; see `history`."""
     record: bool = False
     """Say what the lowering read."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """What to load in place of these files."""
     revision: Mapping[str, str] | None = None
     """For a spec in a checkout: ``rev``, ``toplevel`` of the work tree, and ``root``."""
 

@@ -10,11 +10,21 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
+import os
 import re
+import tempfile
+import tokenize
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from ..lowering.artifact import load
+from ..lowering.change import Verdict
+from ..lowering.diff import diff
+from ..lowering.errors import InputError
+from .child import Job, run
 
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
 _ATOMIC = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.Tuple)
@@ -32,6 +42,38 @@ class Patch:
     """Expressions that it changes."""
     left: tuple[str, ...]
     """One line for each expression that is left to the reader."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The files as they would be, by name."""
+
+
+def shown(made: Patch, lowering: Job, *, timeout: float | None = None) -> str | None:
+    """Whether the patched files lower, under the same passes, to the program of those as they are.
+
+    Args:
+      made: the patch.
+      lowering: how to lower the case with its passes.
+      timeout: seconds for each of the two.
+
+    Returns:
+      None where both are one program at level ``dataflow``; else what was found, in one line.
+    """
+    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+        paths = [os.path.join(folder, name) for name in ("before", "after")]
+        try:
+            for path, sources in zip(paths, ({}, made.files), strict=True):
+                # A pass asked for by name has nothing to do where the patch has done it.
+                quiet = not isinstance(lowering.passes, str) and "default" not in (
+                    lowering.passes or ()
+                )
+                job = replace(lowering, do="lower", output=path, levels=("dataflow",),
+                              sources=sources, options={}, quiet=quiet)  # fmt: skip
+                run(job, timeout=timeout)
+            found = diff(load(paths[0]), load(paths[1]), level="dataflow")
+        except InputError as error:
+            return str(error)
+    if found.verdict is Verdict.IDENTICAL:
+        return None
+    return f"{found.verdict.name} at level dataflow"
 
 
 @dataclass
@@ -52,54 +94,49 @@ def patch(report: Mapping[str, Any], root: Path | None = None) -> Patch:
     """The patch for a report of `relower explain --suggest`, as plain data.
 
     Args:
-      report: `relower.Report.to_json`'s, of sites that have suggestions.
+      report: `relower.Report.to_json`'s, where suggestions were asked for.
       root: the folder that the names in the diff are relative to; the current one by default.
     """
     root = (root or Path()).resolve()
-    by_file: dict[str, dict[tuple[int, ...], _Wanted]] = {}
-    for site in report["sites"]:
-        _collect(site, by_file)
     lines: list[str] = []
     left: list[str] = []
     edited = 0
-    declined = _declined(report)
-    for file, wanted in sorted(by_file.items()):
+    files: dict[str, str] = {}
+    for file, wanted in sorted(_by_file(report).items()):
         name = _shown(file, root)
-        for place in wanted.values():
-            here = f"{file}:{place.span['line']}"
-            for rewrite in list(place.edits):
-                if (rewrite, here) in declined:
-                    place.refused[rewrite] = "it is declined on this line too"
-                    del place.edits[rewrite]
         try:
             before = _read(file)
-            after, done, refused = _edited(before, list(wanted.values()))
+            after, done, refused = _edited(before, wanted)
         except _Unknown as why:
             left += [f"{name}: {why}"]
             continue
         edited += done
         left += [f"{name}:{line}: {why}" for line, why in refused]
+        if after != before:
+            files[file] = after
         diff = difflib.unified_diff(
             before.splitlines(keepends=True), after.splitlines(keepends=True),
             f"a/{name}", f"b/{name}",
         )  # fmt: skip
         lines += (line if line.endswith("\n") else line + _NO_NEWLINE for line in diff)
-    return Patch("".join(lines), edited, tuple(dict.fromkeys(left)))
+    return Patch("".join(lines), edited, tuple(dict.fromkeys(left)), files)
 
 
-def _collect(site: Mapping[str, Any], by_file: dict[str, dict[tuple[int, ...], _Wanted]]) -> None:
-    said = site.get("suggestion")
-    if said is None or said["span"] is None or not said["edits"]:
-        return
-    span = said["span"]
-    key = (span["line"], span["column"], span["end_line"], span["end_column"])
-    wanted = by_file.setdefault(span["file"], {}).setdefault(key, _Wanted(span))
-    rewrite = site["pass"]
-    if rewrite in wanted.refused:
-        return
-    if wanted.edits.setdefault(rewrite, said["edits"]) != said["edits"]:
-        del wanted.edits[rewrite]
-        wanted.refused[rewrite] = "its calls are rewritten in different ways"
+def _by_file(report: Mapping[str, Any]) -> dict[str, list[_Wanted]]:
+    """What is asked of each expression, by file."""
+    found: dict[str, dict[tuple[int, ...], _Wanted]] = {}
+    declined = _declined(report)
+    for entry in report.get("expressions", ()):
+        span, rewrite, why = entry["span"], entry["pass"], entry["why"]
+        key = (span["line"], span["column"], span["end_line"], span["end_column"])
+        wanted = found.setdefault(span["file"], {}).setdefault(key, _Wanted(span))
+        if why is None and (rewrite, f"{span['file']}:{span['line']}") in declined:
+            why = "it is declined on this line too"
+        if why is None:
+            wanted.edits[rewrite] = entry["edits"]
+        else:
+            wanted.refused[rewrite] = why
+    return {file: list(places.values()) for file, places in found.items()}
 
 
 def _declined(report: Mapping[str, Any]) -> set[tuple[str, str]]:
@@ -166,6 +203,7 @@ class _Source:
         for line in self._bytes.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
         self._names = _imported(tree)
+        self._bound = _bound(tree)
         self._nodes: dict[tuple[int, ...], ast.expr] = {}
         self._parents: dict[ast.expr, ast.AST] = {}
         for parent in ast.walk(tree):
@@ -194,6 +232,12 @@ class _Source:
         for name in re.findall(r"\{(lax|jnp)\}", text):
             if name not in self._names:
                 raise _Unknown(f"the file imports no {name}")
+            first = self._names[name].partition(".")[0]
+            if first in self._bound:
+                raise _Unknown(f"{first} is the name of something else in the file too")
+        start, end = self._range(node)
+        if _has_comment(self._bytes[start:end].decode()):
+            raise _Unknown("a comment stands in it")
         for name, called in self._names.items():
             text = text.replace(f"{{{name}}}", called)
         return text
@@ -226,6 +270,8 @@ class _Source:
             start, end = self._range(node)
             whole = self._render((start, end), chosen, node)
             parts["call"] = whole[: whole.rindex(")")].rstrip().rstrip(",")
+            if not node.args and not node.keywords:
+                text = text.replace("{call}, ", "{call}")
         for name, value in parts.items():
             text = text.replace(f"{{{name}}}", value)
         written = ast.parse(text, mode="eval").body
@@ -307,3 +353,24 @@ def _imported(tree: ast.Module) -> dict[str, str]:
                     key = "lax" if name.name == "lax" else "jnp"
                     found[key] = name.asname or name.name
     return found
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Names that are bound otherwise than by an import."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+    return found
+
+
+def _has_comment(text: str) -> bool:
+    try:
+        tokens = tokenize.generate_tokens(io.StringIO(f"({text})").readline)
+        return any(token.type == tokenize.COMMENT for token in tokens)
+    except (tokenize.TokenError, IndentationError):
+        return "#" in text

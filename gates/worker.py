@@ -27,6 +27,10 @@ def main() -> int:
         from .origins import follow
 
         request["tree"] = follow(request["revision"])
+    if request["sources"]:
+        from .instead import load_instead
+
+        load_instead(request["sources"])
     try:
         answer = {"value": _DO[request["do"]](request)}
     except InputError as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .base import FrozenLeaf, Site, Status
@@ -42,6 +43,9 @@ class Report:
     """Frozen parameters, in the order of the user's tree."""
     superseded: tuple[str, ...] = ()
     """Passes that had a candidate at a site which a preferred pass took."""
+    expressions: tuple[Mapping[str, Any], ...] = field(default=(), compare=False, repr=False)
+    """Expressions of the source that sites were traced from, with the edits that would make the
+    sites unnecessary or why there are none; where suggestions were asked for."""
     notes: tuple[str, ...] = ()
     """Bounds hit and anything else a reader must know."""
 
@@ -115,6 +119,7 @@ class Report:
             "bodies": self.bodies,
             "rounds": self.rounds,
             "superseded": list(self.superseded),
+            **({"expressions": list(self.expressions)} if self.expressions else {}),
             "notes": list(self.notes),
         }
 

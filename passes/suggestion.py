@@ -24,6 +24,10 @@ class Edit:
     keywords: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     """Of a call: keywords that it may have, with the values that change nothing."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
 
 @dataclass(frozen=True)
 class Span:
@@ -35,6 +39,10 @@ class Span:
     end_line: int
     end_column: int
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
 
 @dataclass(frozen=True)
 class Suggestion:
@@ -45,7 +53,10 @@ class Suggestion:
     """By form of the expression, where the change is mechanical."""
     span: Span | None = None
     """The expression that the site was traced from; None where jax kept no columns."""
+    spans: tuple[Span, ...] = ()
+    """All of them, where one body is run by several calls."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data, for a report."""
+        span = None if self.span is None else self.span.to_json()
+        return {"sentence": self.sentence, "span": span}

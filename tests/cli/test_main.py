@@ -522,11 +522,14 @@ def test_explain_suggest(capfd, parsed, tmp_path, monkeypatch):
     out, _ = said(capfd, *arguments, "--suggest", code=0)
     assert "in the source: sort one word of key and position: the keys lie in [0, 7]" in out
     assert "patch: 1 expression\n" in out
+    assert "the patched files lower to the same program (level dataflow)" in out
     assert "--- a/m.py\n+++ b/m.py\n" in out
     out, _ = said(capfd, *arguments, "--suggest", "--patch", "p.diff", "--json", code=0)
     report = parsed("report", out)
     assert (tmp_path / "p.diff").read_text() == report["patch"]
     assert report["not_patched"] == []
+    assert report["patch_differs"] is None
+    assert (tmp_path / "m.py").read_text() == source
     (site,) = (s for s in report["sites"] if s["status"] == "applied")
     assert site["suggestion"]["span"]["line"] == 4
     _, err = said(capfd, *arguments, "--patch", "no/such/folder.diff", code=2)

@@ -1,5 +1,6 @@
 """Suggestions as patches: what a machine writes lowers to what the pass makes, the rest is told."""
 
+import dataclasses
 import importlib.util
 import subprocess
 import textwrap
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 import relower
-from relower.gates.patch import patch
+from relower.gates.child import Job
+from relower.gates.patch import patch, shown
 from relower.lowering.change import Verdict
 
 IMPORTS = "import jax\nimport jax.numpy as jnp\nfrom jax import lax\n"
@@ -141,7 +143,41 @@ LEFT = {
         "def order(k): return jnp.argsort(k)\n"
         "def f(s):\n    return order(jnp.argmax(s, -1)) + order((s[:, 0] * 9).astype(jnp.int32))",
         IMPORTS,
-        "it is declined on this line too",
+        "not every sort that it runs is rewritten",
+    ),
+    "another call in which there is no site": (
+        "def order(k): return jnp.argsort(k)\n"
+        "def f(s):\n    return order(jnp.argmax(s, -1)) + order(s[:, 0])",
+        IMPORTS,
+        "not every sort that it runs is rewritten",
+    ),
+    "another call of another rank": (
+        "def order(k): return jnp.argsort(k)\n"
+        "def f(s):\n    ids = jnp.argmax(s, -1)\n"
+        "    return order(ids), jax.vmap(order)(ids.reshape(4, 10))",
+        IMPORTS,
+        "its calls are rewritten in different ways",
+    ),
+    "another range": (
+        "def order(k): return jnp.argsort(k)\n"
+        "def f(s):\n    return order(jnp.argmax(s, -1)), order(-jnp.argmax(s, -1))",
+        IMPORTS,
+        "its calls are rewritten in different ways",
+    ),
+    "no edit for it": (
+        "def f(s):\n    return jnp.argsort(-jnp.argmax(s, -1))",
+        IMPORTS,
+        "the change isn't mechanical",
+    ),
+    "a comment": (
+        "def f(s):\n    return jnp.argsort(\n        jnp.argmax(s, -1),  # by expert\n    )",
+        IMPORTS,
+        "a comment stands in it",
+    ),
+    "a name that is something else": (
+        "def f(s):\n    lax = jnp\n    return lax.argsort(jnp.argmax(s, -1))",
+        IMPORTS,
+        "lax is the name of something else in the file too",
     ),
     "calls that differ": (
         "def order(k): return jnp.argsort(k)\n"
@@ -163,6 +199,49 @@ def test_what_is_left_to_the_reader_is_told(tmp_path, kind):
     assert line.startswith("model.py:")
     assert "argsort_packed_key: " in line
     assert why in line
+
+
+def test_calls_that_different_passes_rewrite(tmp_path):
+    text = """
+        def order(k): return jnp.argsort(k)
+        def f(s, x):
+            return order(jnp.argmax(s, -1)), order(x)
+    """
+    both = ["argsort_packed_key", "argsort_unique_pairs"]
+    made, _ = patched(write(tmp_path, text), (ROWS, I32), both)
+    assert made.edited == 0
+    assert made.left == (
+        "model.py:7: argsort_packed_key: its calls are rewritten in different ways",
+    )
+
+
+def test_one_expression_run_with_two_tables(tmp_path):
+    text = """
+        def f(x):
+            ids = jnp.argsort(x)
+            return [jnp.take(jnp.repeat(jnp.arange(40 // k), k), ids) for k in (2, 4)]
+    """
+    made, _ = patched(write(tmp_path, text), (F32,), ["affine_gather"])
+    assert made.edited == 0
+    assert "affine_gather: its calls are rewritten in different ways" in made.left[0]
+
+
+def test_one_body_that_several_calls_run_is_patched_in_each(tmp_path):
+    text = """
+        def f(s):
+            first = jnp.argsort(jnp.argmax(s, -1))
+            return first + jnp.argsort(jnp.argmax(s + 1, -1))
+    """
+    made, after = patched(write(tmp_path, text), (ROWS,), ["argsort_packed_key"])
+    assert made.edited == 2
+    assert "argsort" not in after.read_text()
+
+
+def test_a_call_without_arguments(tmp_path):
+    path = write(tmp_path, "def f(s):\n    return s.at[jnp.argmax(s, -1)].get()")
+    made, after = patched(path, (ROWS,), ["nonnegative_index"])
+    assert made.edited == 1
+    assert "s.at[jnp.argmax(s, -1)].get(wrap_negative_indices=False)" in after.read_text()
 
 
 def test_a_file_that_has_changed(tmp_path):
@@ -193,6 +272,19 @@ def test_characters_of_several_bytes(tmp_path):
     made, after = patched(path, (ROWS,), ["argsort_packed_key"])
     assert made.edited == 1
     assert "ü = 'äöü'; return (lax.sort(" in after.read_text()
+
+
+def test_a_patch_is_held_against_the_program(tmp_path):
+    """Text that is loaded in place of a file: the same, another, none that can be loaded."""
+    path = write(tmp_path, "def f(s):\n    return jnp.argsort(jnp.argmax(s, -1))")
+    made, _ = patched(path, (ROWS,), ["argsort_packed_key"])
+    job = Job("lower", spec=f"{path}:f", args=("f32[40,8]",), passes=("argsort_packed_key",))
+    assert shown(made, job) is None
+    other = {str(path): made.files[str(path)].replace("& 63", "& 31")}
+    assert shown(dataclasses.replace(made, files=other), job) == "DIFFERENT at level dataflow"
+    broken = {str(path): "def f(:"}
+    assert "SyntaxError" in shown(dataclasses.replace(made, files=broken), job)
+    assert "argsort" in path.read_text()
 
 
 def test_every_pass_says_something():
