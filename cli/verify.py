@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -30,7 +32,9 @@ def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "verify", _run, summary)
     parser.add_argument(
-        "case", nargs="?", help=f"{CASE_HELP}; without one, with --mutants, the passes' own examples"
+        "case",
+        nargs="?",
+        help=f"{CASE_HELP}; without one, with --mutants, the passes' own examples",
     )
     parser.add_argument(
         "--mutants", action="store_true",
@@ -53,6 +57,10 @@ def add(commands: Subparsers, summary: str) -> None:
     parser.add_argument(
         "--memory-limit", type=seconds, default=1.0, metavar="GIB",
         help="of what a site reads and makes; larger ones are unknown; default: 1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--repro", metavar="FOLDER", default="relower-repro",
+        help="where scripts that show violations are put; default: relower-repro",
     )  # fmt: skip
     add_lowering(parser)
 
@@ -79,12 +87,16 @@ def verified(options: argparse.Namespace) -> dict[str, Any]:
     if options.case is None and (options.passes or options.arg or options.mesh):
         raise InputError("verify: --passes, --arg and --mesh are for a case; found none")
     passes = options.passes or "default"
-    request = job(argparse.Namespace(**{**vars(options), "passes": passes}), "verify", options.case or "")
+    request = job(
+        argparse.Namespace(**{**vars(options), "passes": passes}), "verify", options.case or ""
+    )
     asked = {
         "only": options.only,
         "mutants": options.mutants,
         "seeds": options.seeds,
         "seconds": options.limit,
+        "repro": options.repro,
+        "again": shlex.join(["relower", *sys.argv[1:]]),
         "bytes": int(options.memory_limit * 2**30),
     }
     request = replace(request, contract=options.contract)
@@ -111,7 +123,12 @@ def _bar(place: Path) -> Iterator[None]:
     if not errors.is_terminal:
         yield
         return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[at]}"))
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[at]}"),
+    )
     done = threading.Event()
     with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task("", total=None, at="tracing")

@@ -178,9 +178,7 @@ def rewritten(
     return rewrite(closed, alter(chosen), name=_name(fn), request=request).report
 
 
-def _requested(
-    fn: Callable[..., Any], args: Any, kwargs: Any, told: _Told
-) -> tuple[Body, Request]:
+def _requested(fn: Callable[..., Any], args: Any, kwargs: Any, told: _Told) -> tuple[Body, Request]:
     """A function's trace, and what is asked of the passes for it."""
     if tracing.is_jitted(fn):
         closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
 
 from ...lowering.as_target import as_target
 from ...lowering.case import Case, case
@@ -17,7 +23,9 @@ from ...passes.optimize import rewritten
 from ...passes.report import Report
 from .check import Level, Limits, check_piece
 from .mutants import Mutants
+from .problem import build
 from .record import Kept, Piece, Recorder
+from .repro import save
 from .verdict import Checked, Evidence, MutantScore, SiteVerdict, Verdict
 
 Progress = Callable[[int, int, str], None]
@@ -29,6 +37,10 @@ class Verifier:
 
     limits: Limits
     mutants: bool = False
+    folder: Path | None = None
+    """Where to save what shows a violation."""
+    again: str = ""
+    """How to verify the same again, for whoever reads that."""
     known: dict[tuple[str, str], tuple[Checked, Level | None]] = field(default_factory=dict)
     scored: dict[tuple[str, str], tuple[MutantScore, ...]] = field(default_factory=dict)
 
@@ -53,6 +65,23 @@ class Verifier:
             self.known[key] = check_guarded(kept.piece, contract, self.limits)
         return self.known[key][0]
 
+    def saved(self, key: str, kept: Sequence[Kept], contract: Contract) -> str | None:
+        """The script that shows a site's violation, where one is to be saved."""
+        for one in kept if self.folder is not None else ():
+            if one.piece is None:
+                continue
+            checked, level = self.known[one.piece.digest, contract.value]
+            if checked.counterexample is None or level is None:
+                continue
+            assert self.folder is not None
+            stem = f"{key.replace('#', '_').replace(' ', '_')}_{one.piece.digest[:8]}"
+            problem = build(one.piece, *level)
+            return save(
+                self.folder, stem, f"{key} breaks its contract, {contract.value}.",
+                checked.reason, self.again, problem, checked.counterexample,
+            )  # fmt: skip
+        return None
+
     def scores(self, kept: Sequence[Kept], contract: Contract) -> tuple[MutantScore, ...]:
         """What became of the mutants of a site's rewrites, of those that were verified."""
         found: list[MutantScore] = []
@@ -73,9 +102,7 @@ class Verifier:
 _RANK = {Verdict.VERIFIED: 0, Verdict.UNKNOWN: 1, Verdict.VIOLATION: 2}
 
 
-def check_guarded(
-    piece: Piece, contract: Contract, limits: Limits
-) -> tuple[Checked, Level | None]:
+def check_guarded(piece: Piece, contract: Contract, limits: Limits) -> tuple[Checked, Level | None]:
     """As `check_piece`; an error of the original's own evaluation leaves the site open."""
     try:
         return check_piece(piece, contract, limits)
@@ -98,6 +125,8 @@ def verify(
     target: str = DEFAULT_TARGET,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    repro: str | None = None,
+    again: str = "",
     **kwargs: Any,
 ) -> Evidence:
     """Runs every rewrite that `optimize` makes in ``fn(*args)`` against what it replaces.
@@ -117,6 +146,8 @@ def verify(
         target: what a case is traced for, kind and topology.
         limits: for each site.
         progress: called with the sites done, their number and the next one's name.
+        repro: a folder for scripts that show violations; None saves none.
+        again: how to verify the same again, for these scripts to say.
         **kwargs: keyword arguments of the function.
 
     Returns:
@@ -135,18 +166,31 @@ def verify(
     else:
         report = _of_case(case_or_fn, target, recorder, options)
     return judged(
-        report, recorder, only=only, mutants=mutants, limits=limits, progress=progress
-    )
+        report, recorder, only=only, mutants=mutants, limits=limits, progress=progress,
+        repro=repro, again=again,
+    )  # fmt: skip
 
 
 def _of_case(chosen: Case, target: str, recorder: Recorder, options: Any) -> Report:
     """A case rewritten as it is for its target: traced on its mesh, with the target's answers."""
     goal = parse_target(target)
-    mesh = make_mesh(goal, chosen.mesh, "auto", "abstract")
+    mesh = _host_mesh(chosen.mesh) or make_mesh(goal, chosen.mesh, "auto", "abstract")
     with as_target(goal.devices()):
         fn, args, kwargs = chosen.built(mesh)
         with mesh_context(mesh):
             return rewritten(fn, args, dict(kwargs), recorder.recording, **options)
+
+
+def _host_mesh(extents: Mapping[str, int] | None) -> Any:
+    """An abstract mesh like that of devices of this host, which sites can then run on; or None.
+
+    A body that was traced for another kind of device can't be run as it is.
+    """
+    if not extents or math.prod(extents.values()) > jax.device_count():
+        return None
+    devices = np.array(jax.devices()[: math.prod(extents.values())])
+    types = (AxisType.Auto,) * len(extents)
+    return Mesh(devices.reshape(tuple(extents.values())), tuple(extents), types).abstract_mesh
 
 
 def judged(
@@ -157,11 +201,13 @@ def judged(
     mutants: bool = False,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    repro: str | None = None,
+    again: str = "",
 ) -> Evidence:
     """The verdicts on a report's applied sites, from what was recorded while they were made."""
     wanted = None if only is None else {_known(name) for name in only}
     sites = [s for s in report.applied if wanted is None or s.pass_name in wanted]
-    verifier = Verifier(limits or Limits(), mutants)
+    verifier = Verifier(limits or Limits(), mutants, None if repro is None else Path(repro), again)
     numbers: Counter[str] = Counter()
     found = []
     for i, site in enumerate(sites):
@@ -196,6 +242,7 @@ def _verdict(verifier: Verifier, key: str, site: Site, kept: Sequence[Kept]) -> 
         calls=site.calls,
         checked=verifier.site(kept, rewrite.contract),
         mutants=verifier.scores(kept, rewrite.contract),
+        repro=verifier.saved(key, kept, rewrite.contract),
         facts=facts_of(kept),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -77,11 +77,8 @@ class Problem:
             values = [jnp.asarray(a) for a in arrays]
             return [np.asarray(v) for v in self.values(which, values)]
 
-    def values(
-        self, which: Cut, values: Sequence[Any], differentiated: bool = False
-    ) -> list[Any]:
+    def values(self, which: Cut, values: Sequence[Any], differentiated: bool = False) -> list[Any]:
         """One side's outputs, in its `context`; arrays may be tracers."""
-
         mutant = self.mutation if which is self.after else None
 
         def run(*given: Any) -> list[Any]:
@@ -274,4 +271,3 @@ def _products(eqn: Eqn) -> int:
     if eqn.primitive is primitive("triangular_solve_p"):
         return int(eqn.invars[0].aval.shape[-1]) * int(np.prod(eqn.invars[1].aval.shape))
     return 0
-

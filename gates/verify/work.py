@@ -14,6 +14,7 @@ from ...lowering.targets import DEFAULT_TARGET
 from .api import verify, verify_examples
 from .check import Limits
 
+
 def do(request: Mapping[str, Any]) -> dict[str, Any]:
     """Verifies what a request names; what was found, as plain JSON.
 
@@ -36,7 +37,9 @@ def do(request: Mapping[str, Any]) -> dict[str, Any]:
     return _verified(chosen, request, options)
 
 
-def _verified(chosen: Case, request: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def _verified(
+    chosen: Case, request: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
     named = request["passes"] not in (None, "default")
     try:
         found = verify(
@@ -50,6 +53,8 @@ def _verified(chosen: Case, request: Mapping[str, Any], options: Mapping[str, An
             mutants=options["mutants"],
             limits=_limits(options),
             progress=_telling(options.get("progress")),
+            repro=options["repro"],
+            again=options["again"],
         )
     except InputError:
         raise
