@@ -40,9 +40,13 @@ class Job:
     args: tuple[str, ...] = ()
     passes: PassSet = None
     contract: str = "bitwise"
+    disable: tuple[str, ...] = ()
+    """Names of passes, and addresses of single sites, that are turned off."""
     frozen: str | None = None
     """A regex on the paths of the output's leaves; looked at only where passes run."""
     assume: str | None = None
+    quiet: bool = False
+    """Whether a pass asked for by name that applies nowhere is no error."""
     target: str | None = None
     route: str | None = None
     mesh: Mapping[str, int] | None = None

@@ -100,7 +100,12 @@ class Scope:
     live: list[int] = field(default_factory=list, repr=False)
     """Indices of live equations, in order."""
     not_entered: list[tuple[int, compat_bodies.NotEntered]] = field(default_factory=list)
-    _definitions: dict[Var, tuple[int, int]] = field(default_factory=dict, repr=False)
+    _definitions: dict[Var, int | tuple[int, int]] = field(default_factory=dict, repr=False)
+    """The equation of each variable, and which of its results where it has several."""
+    _steps: dict[tuple[int, int], tuple[Scope, Atom] | None] = field(
+        default_factory=dict, repr=False
+    )
+    """What `_inward` has found."""
     _readers: dict[Var, list[int]] | None = field(default=None, repr=False)
     _runs: int | None = field(default=None, repr=False)
     _inputs: dict[Var, int] | None = field(default=None, repr=False)
@@ -113,11 +118,13 @@ class Scope:
     """This scope as entered from each of several calls: values of one aren't those of another."""
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What matchers found out about the scope, by keys of their own."""
+    spared: set[int] = field(default_factory=set, repr=False)
+    """Indices of equations that are turned off for a pass that judges the whole program."""
 
     def copy(self) -> Scope:
         """The same body with the same facts for another call, which is yet to be added."""
         made = copy(self)
-        made.callers, made._views, made.memo = [], {}, {}
+        made.callers, made._views, made._steps, made.memo = [], {}, {}, {}
         made.several_asked, made._runs = False, None
         return made
 
@@ -127,18 +134,24 @@ class Scope:
 
     def definition(self, var: Var) -> tuple[int, int] | None:
         """The index of the equation that binds ``var`` and the result's position."""
-        return self._definitions.get(var)
+        found = self._definitions.get(var)
+        return (found, 0) if type(found) is int else found  # type: ignore[return-value]
 
     def readers(self, var: Var) -> list[int]:
         """Indices of the live equations that read ``var``; `OUTPUT` for the body's outputs."""
         if self._readers is None:
             readers: dict[Var, list[int]] = {}
+            literal, eqns = jaxprs.LITERAL, self.eqns  # this loop visits every equation
             for i in self.live:
-                for atom in self.eqns[i].invars:
-                    if not jaxprs.is_literal(atom):
-                        readers.setdefault(atom, []).append(i)
+                for atom in eqns[i].invars:
+                    if type(atom) is not literal:
+                        known = readers.get(atom)
+                        if known is None:
+                            readers[atom] = [i]
+                        else:
+                            known.append(i)
             for atom in jaxprs.opened(self.body).outvars:
-                if not jaxprs.is_literal(atom):
+                if type(atom) is not literal:
                     readers.setdefault(atom, []).append(OUTPUT)
             self._readers = readers
         return self._readers.get(var, [])
@@ -151,27 +164,39 @@ class Scope:
         or the one by which the value was followed inwards. Of a body that several calls share,
         the value's scope is a view for that call alone, so that no two calls' values are equal.
         """
+        return Value(*self._made(atom))
+
+    def _made(self, atom: Atom) -> tuple[Scope, Atom]:
+        """What `resolve` gives a name to; matchers ask for little as often."""
         scope: Scope = self
-        while not jaxprs.is_literal(atom):
-            found = scope._definitions.get(atom)
-            step = scope._inward(*found) if found else scope._outward(atom)
+        literal = jaxprs.LITERAL
+        while type(atom) is not literal:
+            step = scope.step(atom)
             if step is None:
                 break
             scope, atom = step
-        return Value(scope, atom)
+        return scope, atom
 
     def step(self, var: Var) -> tuple[Scope, Atom] | None:
         """One step of `resolve`: into the call that returns a value, or out to what was given."""
         found = self._definitions.get(var)
-        return self._inward(*found) if found else self._outward(var)
+        if found is None:
+            return self._outward(var)
+        index, result = (found, 0) if type(found) is int else found  # type: ignore[misc]
+        if index not in self.children:
+            return None
+        place = index, result
+        if place not in self._steps:
+            self._steps[place] = self._inward(index, result)
+        return self._steps[place]
 
     def producer(self, atom: Atom) -> Producer | None:
         """The equation that computes an atom's value, seen through calls; None for an input."""
-        value = self.resolve(atom)
-        if jaxprs.is_literal(value.atom):
+        scope, atom = self._made(atom)
+        if type(atom) is jaxprs.LITERAL:
             return None
-        found = value.scope._definitions.get(value.atom)
-        return None if found is None else Producer(value.scope, *found)
+        found = scope.definition(atom)
+        return None if found is None else Producer(scope, *found)
 
     @property
     def caller(self) -> Caller | None:
@@ -225,13 +250,13 @@ class Scope:
 
     def name_stack(self, eqn: Eqn) -> str:
         """The full name-stack path of an equation, through its first callers."""
-        parts = [_step_name(c.scope.eqns[c.index], c.entered) for c in self.path()]
+        parts = [step_name(c.scope.eqns[c.index], c.entered) for c in self.path()]
         parts.append(source.name_stack(eqn))
         return "/".join(p for p in parts if p)
 
     def is_kept(self, index: int) -> bool:
         """Whether an equation is to stay as it is, by its own name stack or that of a call."""
-        return source.is_kept(self.eqns[index]) or self.in_kept
+        return index in self.spared or source.is_kept(self.eqns[index]) or self.in_kept
 
     @property
     def in_kept(self) -> bool:
@@ -289,7 +314,7 @@ class Scope:
         key = (id(call.scope), call.index)
         view = self._views.get(key)
         if view is None:
-            view = self._views[key] = replace(self, _call=call, _views={}, memo={})
+            view = self._views[key] = replace(self, _call=call, _views={}, _steps={}, memo={})
         return view
 
     def _outward(self, var: Var) -> tuple[Scope, Atom] | None:
@@ -302,7 +327,8 @@ class Scope:
         return caller.scope, caller.scope.eqns[caller.index].invars[port.outer]
 
 
-def _step_name(eqn: Eqn, entered: Entered) -> str:
+def step_name(eqn: Eqn, entered: Entered) -> str:
+    """What a call adds to the name-stack path of the equations in a body that it runs."""
     stack = source.name_stack(eqn)
     name = eqn.params.get("name")
     label = f"{eqn.primitive.name}({name})" if isinstance(name, str) else eqn.primitive.name
@@ -396,7 +422,7 @@ class Dataflow:
             eqn = eqns[index]
             outvars = eqn.outvars
             if len(outvars) == 1:
-                definitions[outvars[0]] = (index, 0)
+                definitions[outvars[0]] = index
             else:
                 definitions.update((var, (index, result)) for result, var in enumerate(outvars))
             if read.isdisjoint(outvars) and not eqn.effects:
@@ -449,4 +475,5 @@ class Dataflow:
             scope.callers.clear()
             scope.children.clear()
             scope._views.clear()
+            scope._steps.clear()
             scope.memo.clear()

@@ -32,6 +32,7 @@ from ..matchers.key_range import (
 )
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .parts.argsort_edits import packed_edits
 from .parts.argsort_site import (
     HAS_INTEGER_KEY,
     POSITIONS_FIT,
@@ -45,6 +46,7 @@ from .parts.argsort_site import (
 )
 from .parts.mutants import reversed_ties
 from .parts.packed_word import WORD_BITS, fits, pack, unpack_key, unpack_slot
+from .suggestion import Suggestion
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
@@ -106,6 +108,13 @@ def _replace(match: Match) -> Replacement:
     )
 
 
+def _suggest(match: Match) -> Suggestion:
+    argsort, found = argsort_of(match), _range(match)
+    assert found is not None
+    said = f"sort one word of key and position: the keys lie in [{found.lo}, {found.hi}]"
+    return Suggestion(said, packed_edits(match.scope, argsort, found))
+
+
 def before(x: jax.Array) -> jax.Array:
     """The order of expert ids from scores, ``f32[tokens, experts]``, or of a mask, valid first."""
     keys = ~x if x.dtype == jnp.bool_ else lax.top_k(x, 2)[1].reshape(-1)
@@ -126,6 +135,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="argsort of integers in a known range → unstable sort of one packed operand",
     measure="operands of sorts",
+    suggest=_suggest,
     roots=lambda: frozenset({sort_primitive()}),
     find=_find,
     requirements=(

@@ -23,6 +23,7 @@ from ..matchers.argsort import find_argsort, sort_primitive
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .parts.argsort_edits import pairs_edits
 from .parts.argsort_site import (
     argsort_of,
     carried,
@@ -31,6 +32,7 @@ from .parts.argsort_site import (
     sorted_positions,
 )
 from .parts.mutants import reversed_ties
+from .suggestion import Suggestion
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
@@ -91,6 +93,11 @@ def _safe_to_negate(match: Match) -> Reason | None:
                   str(dtype), "a signed dtype and a lower bound above its least value")  # fmt: skip
 
 
+def _suggest(match: Match) -> Suggestion:
+    said = "sort keys and positions by both and unstably: positions break every tie"
+    return Suggestion(said, pairs_edits(match.scope, argsort_of(match), num_keys=2))
+
+
 def before(keys: jax.Array) -> jax.Array:
     """A stable argsort of ``keys``, ``i32[n]``."""
     return jnp.argsort(keys)
@@ -107,6 +114,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="stable sort by one key, carrying positions → unstable sort of unique pairs",
     measure="stable sorts",
+    suggest=_suggest,
     roots=lambda: frozenset({sort_primitive()}),
     find=_find,
     requirements=(

@@ -145,6 +145,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="top_k with a small k → k searches for the greatest element left",
     measure="top_k operations",
+    suggest="search for the greatest element left, k times: the function `after` of this pass",
     roots=lambda: frozenset({_top_k()}),
     find=_find,
     requirements=(

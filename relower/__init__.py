@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .gates.pass_checks import check_pass as check_pass
     from .gates.verify.api import verify as verify
     from .gates.verify.verdict import Evidence as Evidence
     from .lowering.case import Case as Case
@@ -44,6 +45,7 @@ _HOME = {
     "assert_applied": "passes.optimize",
     "assume_range": "matchers.assume_range",
     "case": "lowering.case",
+    "check_pass": "gates.pass_checks",
     "cost": "lowering.cost.api",
     "diff": "lowering.diff",
     "explain": "passes.optimize",

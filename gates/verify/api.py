@@ -116,7 +116,7 @@ def verify(
     case_or_fn: Case | Callable[..., Any],
     /,
     *args: Any,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
