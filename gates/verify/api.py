@@ -27,6 +27,7 @@ from .problem import build
 from .record import Kept, Piece, Recorder
 from .repro import save
 from .verdict import Checked, Evidence, MutantScore, SiteVerdict, Verdict
+from .whole import WholeProgram
 
 Progress = Callable[[int, int, str], None]
 
@@ -121,6 +122,7 @@ def verify(
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
     only: Iterable[str] | None = None,
+    facts: bool = False,
     mutants: bool = False,
     target: str = DEFAULT_TARGET,
     limits: Limits | None = None,
@@ -142,6 +144,8 @@ def verify(
         frozen: as for `optimize`.
         assume: as for `optimize`.
         only: names of passes whose sites to verify; None for all that applied.
+        facts: also run the whole program, and see whether what rewrites take as known holds: on the
+            arguments where all are arrays, else on such as could be indices.
         mutants: also break each rewrite in many ways, and see whether the same inputs show it.
         target: what a case is traced for, kind and topology.
         limits: for each site.
@@ -165,10 +169,26 @@ def verify(
         raise InputError("verify: a case has its own arguments; found more beside it")
     else:
         report = _of_case(case_or_fn, target, recorder, options)
-    return judged(
+    found = judged(
         report, recorder, only=only, mutants=mutants, limits=limits, progress=progress,
         repro=repro, again=again,
     )  # fmt: skip
+    if not facts:
+        return found
+    given = (case_or_fn.args, case_or_fn.kwargs) if isinstance(case_or_fn, Case) else (args, kwargs)
+    return replace(found, facts=_held(recorder, jax.tree.leaves(given), limits or Limits()))
+
+
+def _held(recorder: Recorder, leaves: Sequence[Any], limits: Limits) -> dict[str, Any]:
+    """Whether what rewrites lean on holds in runs of the program."""
+    from .facts import held, leaned_on
+    from .whole import arguments
+
+    kept = [one for several in recorder.kept.values() for one in several]
+    if recorder.program is None:
+        return {"held": 0, "total": 0, "runs": 0, "broken": [], "why": "nothing was rewritten"}
+    runs = arguments(recorder.program, leaves, limits.seeds)
+    return held(recorder.program, leaned_on(kept), runs, limits.bytes)
 
 
 def _of_case(chosen: Case, target: str, recorder: Recorder, options: Any) -> Report:
@@ -209,13 +229,22 @@ def judged(
     sites = [s for s in report.applied if wanted is None or s.pass_name in wanted]
     verifier = Verifier(limits or Limits(), mutants, None if repro is None else Path(repro), again)
     numbers: Counter[str] = Counter()
+    wholes = {name: WholeProgram(*what) for name, what in recorder.whole.items()}
     found = []
     for i, site in enumerate(sites):
         numbers[site.pass_name] += 1
         key = f"{site.pass_name}#{numbers[site.pass_name]}"
         if progress is not None:
             progress(i, len(sites), key)
-        found.append(_verdict(verifier, key, site, recorder.of(site)))
+        whole = wholes.get(site.pass_name)
+        if whole is None:
+            found.append(_verdict(verifier, key, site, recorder.of(site)))
+        else:
+            scores = whole.scores(verifier.limits) if mutants else ()
+            scores = () if numbers[site.pass_name] > 1 else scores
+            made = _verdict(verifier, key, site, ())
+            checked = whole.checked(verifier.limits)
+            found.append(replace(made, checked=checked, mutants=scores))
     if progress is not None:
         progress(len(sites), len(sites), "")
     notes = () if sites else ("no pass applied anywhere: there is nothing to verify",)

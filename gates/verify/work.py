@@ -50,6 +50,7 @@ def _verified(
             assume=request["assume"],
             only=options["only"] or None,
             target=request["target"] or DEFAULT_TARGET,
+            facts=options["facts"],
             mutants=options["mutants"],
             limits=_limits(options),
             progress=_telling(options.get("progress")),

@@ -83,3 +83,9 @@ def test_one_rounding_is_always_allowed():
     assert not Errors().plus(truth.astype(np.float32), (truth * 0.995).astype(np.float32),
                              truth).holds  # fmt: skip
     assert not Errors().plus(ONE, ONE * np.float32(1.5), ONE.astype(np.float64)).holds
+
+
+def test_scalars():
+    one, two = np.float32(1), np.array(2, np.float32)
+    for contract in (Contract.BITWISE, Contract.VALUE):
+        assert difference([np.array(one)], [two], contract, False).index == ()

@@ -244,3 +244,54 @@ def test_what_is_run_is_what_optimize_does(quick):
     assert found.exit_code == 0
     assert found.sites
     np.testing.assert_array_equal(optimize(fn)(*args), fn(*args))
+
+
+# --- facts, and whole programs --------------------------------------------------------------------
+
+
+def test_facts_that_hold(quick):
+    found = verify(known, TABLE, PLACES, passes=["nonnegative_index"], facts=True, limits=quick)
+    assert found.exit_code == 0
+    assert found.facts == {"held": 1, "total": 1, "runs": 1, "broken": [], "why": None}
+
+
+def test_a_fact_that_does_not_hold(quick):
+    """The user's own statement is wrong of the arguments at hand."""
+    wrong = np.array([1, 7, 3], np.int32)
+    found = verify(known, TABLE, wrong, passes=["nonnegative_index"], facts=True, limits=quick)
+    assert found.exit_code == 1
+    assert found.facts["broken"] == ["i32[3] in [0, 4]: 7 is above 4"]
+
+
+def test_facts_in_the_body_of_a_scan(quick):
+    def fn(xs):
+        step = lambda carry, x: (carry, jnp.argsort(jnp.argsort(x)))
+        return lax.scan(step, 0, xs)[1]
+
+    xs = np.random.default_rng(0).random((3, 8)).astype(np.float32)
+    found = verify(fn, xs, facts=True, limits=quick)
+    assert found.exit_code == 0, str(found)
+    assert found.facts["held"] == found.facts["total"] > 0
+
+
+def test_facts_of_a_program_that_is_too_large():
+    tiny = Limits(bytes=60, seeds=1)
+    found = verify(lambda t, i: known(t, i) * jnp.ones((9, 1)), TABLE, PLACES, facts=True,
+                   passes=["nonnegative_index"], limits=tiny)  # fmt: skip
+    assert "above the limit of 60" in found.facts["why"]
+    assert found.exit_code == 2
+
+
+def test_a_gradient_taken_out_of_the_whole_program(monkeypatch, quick):
+    found = verify_examples(["frozen_gradient"], mutants=True, limits=quick)
+    assert found.exit_code == 0, str(found)
+    assert found.killed == (4, 4)
+    # One that takes out what it must not.
+    monkeypatch.setattr("relower.gates.verify.whole.WholeProgram.after", property(
+        lambda self: jax.make_jaxpr(lambda *a: (0.0 * a[0].sum(), a[0], a[1]))(
+            *(jax.ShapeDtypeStruct(s, np.float32) for s in ((64, 64), (64, 32), (4, 16, 64)))
+        )
+    ))  # fmt: skip
+    found = verify_examples(["frozen_gradient"], limits=quick)
+    assert found.exit_code == 1
+    assert "an output of the program differs" in only(found).checked.reason
