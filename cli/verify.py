@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -43,6 +45,10 @@ def add(commands: Subparsers, summary: str) -> None:
         help="verify this pass's sites only; may be given again",
     )  # fmt: skip
     parser.add_argument(
+        "--facts", action="store_true",
+        help="also run the whole program, and see whether what rewrites take as known holds",
+    )  # fmt: skip
+    parser.add_argument(
         "--contract", choices=("bitwise", "value", "rounding"), default="bitwise",
         help="the loosest contract of the passes that run; default: bitwise",
     )  # fmt: skip
@@ -55,6 +61,10 @@ def add(commands: Subparsers, summary: str) -> None:
     parser.add_argument(
         "--memory-limit", type=seconds, default=1.0, metavar="GIB",
         help="of what a site reads and makes; larger ones are unknown; default: 1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--repro", metavar="FOLDER", default="relower-repro",
+        help="where scripts that show violations are put; default: relower-repro",
     )  # fmt: skip
     add_lowering(parser)
 
@@ -87,8 +97,11 @@ def verified(options: argparse.Namespace) -> dict[str, Any]:
     asked = {
         "only": options.only,
         "mutants": options.mutants,
+        "facts": options.facts,
         "seeds": options.seeds,
         "seconds": options.limit,
+        "repro": options.repro,
+        "again": shlex.join(["relower", *sys.argv[1:]]),
         "bytes": int(options.memory_limit * 2**30),
     }
     request = replace(request, contract=options.contract)
@@ -146,6 +159,10 @@ def show(out: Console, found: Mapping[str, Any], title: str) -> None:
     out.print(Text(title, style="bold"))
     for alike in _grouped(found["sites"]):
         _sites(out, alike)
+    if found["facts"] is not None:
+        for text in (*found["facts"]["broken"], found["facts"]["why"]):
+            if text is not None:
+                indented(out, Text(f"facts: {text}", style="bold red"), 0)
     for note in found["notes"]:
         indented(out, Text(f"note: {note}"), 0)
     out.print()

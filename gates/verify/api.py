@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
 
 from ...lowering.as_target import as_target
 from ...lowering.case import Case, case
@@ -17,8 +23,11 @@ from ...passes.optimize import rewritten
 from ...passes.report import Report
 from .check import Level, Limits, check_piece
 from .mutants import Mutants
+from .problem import build
 from .record import Kept, Piece, Recorder
+from .repro import save
 from .verdict import Checked, Evidence, MutantScore, SiteVerdict, Verdict
+from .whole import WholeProgram
 
 Progress = Callable[[int, int, str], None]
 
@@ -29,6 +38,10 @@ class Verifier:
 
     limits: Limits
     mutants: bool = False
+    folder: Path | None = None
+    """Where to save what shows a violation."""
+    again: str = ""
+    """How to verify the same again, for whoever reads that."""
     known: dict[tuple[str, str], tuple[Checked, Level | None]] = field(default_factory=dict)
     scored: dict[tuple[str, str], tuple[MutantScore, ...]] = field(default_factory=dict)
 
@@ -52,6 +65,23 @@ class Verifier:
         if key not in self.known:
             self.known[key] = check_guarded(kept.piece, contract, self.limits)
         return self.known[key][0]
+
+    def saved(self, key: str, kept: Sequence[Kept], contract: Contract) -> str | None:
+        """The script that shows a site's violation, where one is to be saved."""
+        for one in kept if self.folder is not None else ():
+            if one.piece is None:
+                continue
+            checked, level = self.known[one.piece.digest, contract.value]
+            if checked.counterexample is None or level is None:
+                continue
+            assert self.folder is not None
+            stem = f"{key.replace('#', '_').replace(' ', '_')}_{one.piece.digest[:8]}"
+            problem = build(one.piece, *level)
+            return save(
+                self.folder, stem, f"{key} breaks its contract, {contract.value}.",
+                checked.reason, self.again, problem, checked.counterexample,
+            )  # fmt: skip
+        return None
 
     def scores(self, kept: Sequence[Kept], contract: Contract) -> tuple[MutantScore, ...]:
         """What became of the mutants of a site's rewrites, of those that were verified."""
@@ -92,10 +122,13 @@ def verify(
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
     only: Iterable[str] | None = None,
+    facts: bool = False,
     mutants: bool = False,
     target: str = DEFAULT_TARGET,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    repro: str | None = None,
+    again: str = "",
     **kwargs: Any,
 ) -> Evidence:
     """Runs every rewrite that `optimize` makes in ``fn(*args)`` against what it replaces.
@@ -111,10 +144,14 @@ def verify(
         frozen: as for `optimize`.
         assume: as for `optimize`.
         only: names of passes whose sites to verify; None for all that applied.
+        facts: also run the whole program, and see whether what rewrites take as known holds: on the
+            arguments where all are arrays, else on such as could be indices.
         mutants: also break each rewrite in many ways, and see whether the same inputs show it.
         target: what a case is traced for, kind and topology.
         limits: for each site.
         progress: called with the sites done, their number and the next one's name.
+        repro: a folder for scripts that show violations; None saves none.
+        again: how to verify the same again, for these scripts to say.
         **kwargs: keyword arguments of the function.
 
     Returns:
@@ -132,17 +169,48 @@ def verify(
         raise InputError("verify: a case has its own arguments; found more beside it")
     else:
         report = _of_case(case_or_fn, target, recorder, options)
-    return judged(report, recorder, only=only, mutants=mutants, limits=limits, progress=progress)
+    found = judged(
+        report, recorder, only=only, mutants=mutants, limits=limits, progress=progress,
+        repro=repro, again=again,
+    )  # fmt: skip
+    if not facts:
+        return found
+    given = (case_or_fn.args, case_or_fn.kwargs) if isinstance(case_or_fn, Case) else (args, kwargs)
+    return replace(found, facts=_held(recorder, jax.tree.leaves(given), limits or Limits()))
+
+
+def _held(recorder: Recorder, leaves: Sequence[Any], limits: Limits) -> dict[str, Any]:
+    """Whether what rewrites lean on holds in runs of the program."""
+    from .facts import held, leaned_on
+    from .whole import arguments
+
+    kept = [one for several in recorder.kept.values() for one in several]
+    if recorder.program is None:
+        return {"held": 0, "total": 0, "runs": 0, "broken": [], "why": "nothing was rewritten"}
+    runs = arguments(recorder.program, leaves, limits.seeds)
+    return held(recorder.program, leaned_on(kept), runs, limits.bytes)
 
 
 def _of_case(chosen: Case, target: str, recorder: Recorder, options: Any) -> Report:
     """A case rewritten as it is for its target: traced on its mesh, with the target's answers."""
     goal = parse_target(target)
-    mesh = make_mesh(goal, chosen.mesh, "auto", "abstract")
+    mesh = _host_mesh(chosen.mesh) or make_mesh(goal, chosen.mesh, "auto", "abstract")
     with as_target(goal.devices()):
         fn, args, kwargs = chosen.built(mesh)
         with mesh_context(mesh):
             return rewritten(fn, args, dict(kwargs), recorder.recording, **options)
+
+
+def _host_mesh(extents: Mapping[str, int] | None) -> Any:
+    """An abstract mesh like that of devices of this host, which sites can then run on; or None.
+
+    A body that was traced for another kind of device can't be run as it is.
+    """
+    if not extents or math.prod(extents.values()) > jax.device_count():
+        return None
+    devices = np.array(jax.devices()[: math.prod(extents.values())])
+    types = (AxisType.Auto,) * len(extents)
+    return Mesh(devices.reshape(tuple(extents.values())), tuple(extents), types).abstract_mesh
 
 
 def judged(
@@ -153,19 +221,30 @@ def judged(
     mutants: bool = False,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    repro: str | None = None,
+    again: str = "",
 ) -> Evidence:
     """The verdicts on a report's applied sites, from what was recorded while they were made."""
     wanted = None if only is None else {_known(name) for name in only}
     sites = [s for s in report.applied if wanted is None or s.pass_name in wanted]
-    verifier = Verifier(limits or Limits(), mutants)
+    verifier = Verifier(limits or Limits(), mutants, None if repro is None else Path(repro), again)
     numbers: Counter[str] = Counter()
+    wholes = {name: WholeProgram(*what) for name, what in recorder.whole.items()}
     found = []
     for i, site in enumerate(sites):
         numbers[site.pass_name] += 1
         key = f"{site.pass_name}#{numbers[site.pass_name]}"
         if progress is not None:
             progress(i, len(sites), key)
-        found.append(_verdict(verifier, key, site, recorder.of(site)))
+        whole = wholes.get(site.pass_name)
+        if whole is None:
+            found.append(_verdict(verifier, key, site, recorder.of(site)))
+        else:
+            scores = whole.scores(verifier.limits) if mutants else ()
+            scores = () if numbers[site.pass_name] > 1 else scores
+            made = _verdict(verifier, key, site, ())
+            checked = whole.checked(verifier.limits)
+            found.append(replace(made, checked=checked, mutants=scores))
     if progress is not None:
         progress(len(sites), len(sites), "")
     notes = () if sites else ("no pass applied anywhere: there is nothing to verify",)
@@ -192,6 +271,7 @@ def _verdict(verifier: Verifier, key: str, site: Site, kept: Sequence[Kept]) -> 
         calls=site.calls,
         checked=verifier.site(kept, rewrite.contract),
         mutants=verifier.scores(kept, rewrite.contract),
+        repro=verifier.saved(key, kept, rewrite.contract),
         facts=facts_of(kept),
     )
 

@@ -106,7 +106,9 @@ def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Check
     if deepest and reasons and problem.producers == 0 and _only_too_large(reasons):
         why = f"differs on inputs that its producers may never make: {next(iter(reasons))}"
         return Checked(Verdict.UNKNOWN, why), None
-    return violation(problem, found), level
+    from .smallest import smallest
+
+    return violation(problem, smallest(problem, contract, found)), level
 
 
 def _levels(deepest: int) -> list[Level]:
@@ -139,10 +141,14 @@ def _verified(problem: Problem, tally: Tally) -> Checked:
 
 def violation(problem: Problem, found: Broken) -> Checked:
     """The verdict on a site that breaks its contract."""
-    example = Counterexample(found.theme, str(found.place), found.arrays, types(problem), found.of)
+    from .smallest import written
+
+    said = tuple(f"{t}: {written(a)}" for t, a in zip(types(problem), found.arrays))
+    example = Counterexample(found.theme, str(found.place), found.arrays, said, found.of)
+    what = "the values differ" if found.of == "values" else "the derivatives differ"
     return Checked(
         Verdict.VIOLATION,
-        f"{found.of} differ on {found.theme}: {found.place}",
+        f"{what} ({found.theme}): {found.place}",
         producers=problem.producers,
         shapes=types(problem),
         counterexample=example,

@@ -98,7 +98,7 @@ _NEAR = 2.0**-16
 
 
 def _bits(a: Array) -> Array:
-    a = np.ascontiguousarray(a)
+    a = np.asarray(a)  # which numpy's own way to make it contiguous would give a dimension
     return a.view(np.dtype(f"uint{a.dtype.itemsize * 8}"))
 
 

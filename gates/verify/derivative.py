@@ -40,7 +40,6 @@ class Derivative:
 
     def of(self, part: Cut, arrays: Sequence[Array]) -> list[Array]:
         """Of one side."""
-
         with self.problem.context():
             run = lambda values: self.problem.values(part, values, differentiated=True)
             return self._vjp(run, [jnp.asarray(a) for a in arrays])

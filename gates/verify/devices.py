@@ -64,4 +64,4 @@ def joined(
 
 def across(region: Region) -> AbstractContextManager[Any]:
     """The context of the site's mesh, on devices of this host."""
-    return jax.set_mesh(devices_of(region)[0])
+    return cast(AbstractContextManager[Any], jax.set_mesh(devices_of(region)[0]))

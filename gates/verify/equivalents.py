@@ -5,14 +5,29 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import jax.numpy as jnp
+
 from ...compat import jaxprs
 
 _KNOWN: tuple[tuple[str, str, Any], ...] = (
     (
-        r"shift_left \(\d+\): constant \d+ \+1",
+        r"(.*/)?shift_left \(\d+\): constant \d+ \+1",
         "a key and its slot may lie a bit further apart: the word has room, and only the order "
         "is read",
         lambda eqn: all(jaxprs.is_var(a) or a.val < 31 for a in eqn.invars),
+    ),
+    (
+        r"(.*/)?shift_right_arithmetic \(\d+\): constant \d+ \+1",
+        "a shift by all bits fills with the sign, as one by all but one does",
+        lambda eqn: eqn.invars[1].val == eqn.invars[0].aval.dtype.itemsize * 8 - 1,
+    ),
+    (
+        r"(.*/)?(floor_divide|remainder)/(rem|sub|ne|and|sign|select_n|add|lt|eq) \(\d+\).*",
+        "jnp's floor division makes up for operands of different signs; places have none",
+        lambda eqn: (
+            jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.integer)
+            or eqn.outvars[0].aval.dtype == bool
+        ),
     ),
 )
 

@@ -40,6 +40,7 @@ def evaluate(
     rule: Rule | None = None,
     literal: Callable[[Any, Any], Any] = lambda value, aval: value,
     differentiated: bool = False,
+    watch: Callable[[Var, Any], None] | None = None,
 ) -> list[Any]:
     """The outputs of equations on values of their inputs.
 
@@ -50,10 +51,11 @@ def evaluate(
         values: one for each input.
         rule: asked first about every equation that isn't entered.
         literal: what stands for a literal of a type.
+        watch: told of every value, with its variable.
         differentiated: whether derivatives are taken: those that a function brings along count.
     """
     whole = _OWN if differentiated else frozenset()
-    how = _How(rule, literal, whole)
+    how = _How(rule, literal, whole, watch)
     return _evaluate(eqns, inputs, outputs, values, how)
 
 
@@ -63,6 +65,7 @@ class _How:
     literal: Callable[[Any, Any], Any]
     whole: frozenset[Any]
     """Calls that aren't entered."""
+    watch: Callable[[Var, Any], None] | None = None
 
 
 def _evaluate(
@@ -76,10 +79,19 @@ def _evaluate(
     for eqn in eqns:
         results = _results(eqn, [read(a) for a in eqn.invars], how)
         env.update(zip(eqn.outvars, results, strict=True))
+    if how.watch is not None:
+        for var, value in env.items():
+            how.watch(var, value)
     found = [read(a) for a in outputs]
     return [
-        v if hasattr(v, "dtype") else jnp.asarray(v, a.aval.dtype) for v, a in zip(found, outputs)
+        jnp.asarray(v, a.aval.dtype) if jaxprs.is_literal(a) and not _is_array(v) else v
+        for v, a in zip(found, outputs)
     ]
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a literal has become an array already; as a number it would lose its type."""
+    return isinstance(value, jax.Array)
 
 
 def _results(eqn: Eqn, operands: list[Any], how: _How) -> Sequence[Any]:

@@ -1,10 +1,20 @@
-"""Facts in words, and what of them says more than a value's type does."""
+"""Facts in words, and whether those that rewrites lean on hold where the whole program runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from ...compat import jaxprs
+from ...compat.jaxprs import Body, Var
 from ...matchers.fact import Fact, default
+from .check import first_line
+from .inputs import obeys
+from .problem import cost
+from .record import Kept
+from .whole import run
 
 
 def words(fact: Fact | None, aval: Any) -> str:
@@ -24,3 +34,58 @@ def words(fact: Fact | None, aval: Any) -> str:
     if fact.affine is not None and fact.constant is None:
         said.append(f"in steps of {fact.affine.strides}")
     return ", ".join(said)
+
+
+def leaned_on(kept: Iterable[Kept]) -> dict[Var, list[Fact]]:
+    """What rewrites take as known of the values at their edges, in each context of a body."""
+    found: dict[Var, list[Fact]] = {}
+    for one in kept:
+        if one.piece is None:
+            continue
+        for var, alias in one.piece.ancestry.aliases.items():
+            fact = one.piece.ancestry.facts.get(alias) if jaxprs.is_var(alias) else None
+            if words(fact, var.aval):
+                assert fact is not None
+                found.setdefault(var, []).append(fact)
+    return found
+
+
+def held(
+    body: Body, facts: Mapping[Var, Sequence[Fact]], runs: Sequence[Sequence[Any]], most: int
+) -> dict[str, Any]:
+    """Whether facts held in runs of the program as it was before any rewrite.
+
+    Args:
+        body: the program.
+        facts: by variable; of a body that is run in several contexts, one of its facts must hold.
+        runs: arguments of each run.
+        most: bytes that one run may take.
+
+    Returns:
+        ``held``, ``total`` of those that were looked at, ``runs``, ``broken`` in words, and
+        ``why`` nothing follows, or None.
+    """
+    seen: dict[Var, str | None] = {}
+
+    def watch(var: Var, value: Any) -> None:
+        if var in facts and seen.get(var) is None:
+            said = [obeys(np.asarray(value), fact) for fact in facts[var]]
+            seen[var] = None if None in said else f"{words(facts[var][0], var.aval)}: {said[0]}"
+
+    why = None
+    _, size = cost(jaxprs.opened(body).eqns)
+    if size > most:
+        why = f"a run of the program takes {size:,} bytes, above the limit of {most:,}"
+    done = 0
+    for arrays in () if why else runs:
+        try:
+            run(body, arrays, watch)
+            done += 1
+        except Exception as error:
+            why = f"the program can't be run: {type(error).__name__}: {first_line(error)}"
+            break
+    broken = [f"{v.aval.str_short(short_dtypes=True)} {said}" for v, said in seen.items() if said]
+    if why is None and facts and not seen:
+        why = "no value that a rewrite leans on was met"
+    return {"held": len(seen) - len(broken), "total": len(seen), "runs": done, "broken": broken,
+            "why": why}  # fmt: skip

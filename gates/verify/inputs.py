@@ -120,7 +120,7 @@ def _affine(one: Input, rng: _Rng) -> Array:
     offset = affine.offset
     if offset is None:
         lo, hi = one.fact.range(one.dtype)
-        least, most = (int(steps.min()), int(steps.max())) if steps.size else (0, 0)
+        least, most = (int(np.min(steps)), int(np.max(steps))) if steps.size else (0, 0)
         offset = int(rng.integers(lo - least, hi - most, endpoint=True))
     return (steps + offset).astype(one.dtype)
 
@@ -143,7 +143,7 @@ def _in_groups(theme: Theme, one: Input, rng: _Rng) -> Array:
     rows = [theme.groups(rng, one.shape[-1], one.groups_of) for _ in range(rest)]
     found = np.array(rows, np.int64).reshape(one.shape)
     lo, hi = one.fact.range(one.dtype)
-    if found.size and (found.min() < lo or found.max() > hi):
+    if found.size and (np.min(found) < lo or np.max(found) > hi):
         raise NoInputs(f"sizes of groups of {one.groups_of} rows known to lie in [{lo}, {hi}]")
     return found.astype(one.dtype)
 

@@ -151,36 +151,53 @@ def _alike(avals: Sequence[Any]) -> Iterator[tuple[int, int]]:
         last[key] = i
 
 
-def leaves(eqns: Sequence[Eqn]) -> Iterator[Eqn]:
-    """The equations that `evaluate` asks a rule about: those inside of calls, too."""
+def leaves(eqns: Sequence[Eqn], within: str = "") -> Iterator[tuple[str, Eqn]]:
+    """The equations that `evaluate` asks a rule about, and the names of the calls they stand in."""
     for eqn in eqns:
         entered = compat_bodies.carried(eqn).entered
         if len(entered) == 1 and entered[0].role is Role.CALL:
-            yield from leaves(jaxprs.opened(entered[0].body).eqns)
+            name = eqn.params.get("name")
+            inner = f"{within}{name}/" if isinstance(name, str) else within
+            yield from leaves(jaxprs.opened(entered[0].body).eqns, inner)
         elif not entered:
-            yield eqn
+            yield within, eqn
 
 
-_ORDERED = set("sub div rem pow atan2 lt le gt ge shift_left shift_right_logical concatenate "
-               "shift_right_arithmetic dot_general".split())  # fmt: skip
-_OPPOSITE = {"max": lax.min, "min": lax.max, "add": lax.sub, "add_any": lax.sub, "and": lax.bitwise_or,
-             "or": lax.bitwise_and, "lt": lax.ge, "ge": lax.lt, "eq": lax.ne, "ne": lax.eq,
-             "le": lax.gt, "gt": lax.le}  # fmt: skip
+_ORDERED = frozenset(
+    """sub div rem pow atan2 lt le gt ge shift_left shift_right_logical shift_right_arithmetic
+    concatenate dot_general""".split()
+)
+_OPPOSITE = {
+    "max": lax.min,
+    "min": lax.max,
+    "add": lax.sub,
+    "add_any": lax.sub,
+    "and": lax.bitwise_or,
+    "or": lax.bitwise_and,
+    "lt": lax.ge,
+    "ge": lax.lt,
+    "eq": lax.ne,
+    "ne": lax.eq,
+    "le": lax.gt,
+    "gt": lax.le,
+}
 _NOTHING = {"optimization_barrier", "name", "copy", "copy_p", "pvary", "assume_range"}
 """What has no meaning to lose: the identity, to whoever computes."""
 _GUARDS = {"max", "min", "clamp", "and", "select_n", "rem"}
-_COUNTED = set("add sub mul div rem shift_left shift_right_logical shift_right_arithmetic and lt le "
-               "gt ge eq ne max min".split())  # fmt: skip
+_COUNTED = frozenset(
+    """add sub mul div rem shift_left shift_right_logical shift_right_arithmetic and lt le gt ge eq
+    ne max min""".split()
+)
 
 
 def _of_equations(put: Sequence[Eqn]) -> Iterator[Mutation]:
     seen: set[int] = set()
-    for number, eqn in enumerate(leaves(put)):
+    for number, (within, eqn) in enumerate(leaves(put)):
         if id(eqn) in seen:
             continue
         seen.add(id(eqn))
         name, ins = eqn.primitive.name, [a.aval for a in eqn.invars]
-        label = f"{name} ({number})"
+        label = f"{within}{name} ({number})"
         if name in _NOTHING or len(eqn.outvars) != 1 or not hasattr(eqn.outvars[0].aval, "dtype"):
             continue
         out, guard = eqn.outvars[0].aval, name in _GUARDS
@@ -198,6 +215,8 @@ def _of_equations(put: Sequence[Eqn]) -> Iterator[Mutation]:
             yield from _constants(eqn, label, guard)
         for slot, aval in enumerate(ins):
             literal = jaxprs.is_literal(eqn.invars[slot])
+            if _neutral(eqn, slot):
+                continue
             if (aval.shape, aval.dtype) == (out.shape, out.dtype) and not literal:
                 dropped = lambda e, ops, i=slot: [ops[i]]
                 yield Mutation(f"{label} dropped", eqn, run=dropped, guard=guard)
@@ -205,6 +224,21 @@ def _of_equations(put: Sequence[Eqn]) -> Iterator[Mutation]:
         if name == "iota" and jnp.issubdtype(out.dtype, jnp.integer):
             late = lambda e, ops: [v + 1 for v in bind(e, ops)]
             yield Mutation(f"{label} from one", eqn, run=late)
+
+
+_NEUTRAL = {"add": 0, "sub": 0, "or": 0, "xor": 0, "mul": 1, "div": 1, "shift_left": 0,
+            "shift_right_logical": 0, "shift_right_arithmetic": 0}  # fmt: skip
+
+
+def _neutral(eqn: Eqn, slot: int) -> bool:
+    """Whether an integer operation does nothing to one of its operands, as adding zero does."""
+    if len(eqn.invars) != 2 or jaxprs.is_literal(eqn.invars[slot]):
+        return False
+    other, wanted = eqn.invars[1 - slot], _NEUTRAL.get(eqn.primitive.name)
+    integer = jnp.issubdtype(other.aval.dtype, jnp.integer)
+    if wanted is None or not integer or not jaxprs.is_literal(other):
+        return False
+    return bool(np.all(np.asarray(other.val) == wanted))
 
 
 def _square(out: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -79,7 +79,6 @@ class Problem:
 
     def values(self, which: Cut, values: Sequence[Any], differentiated: bool = False) -> list[Any]:
         """One side's outputs, in its `context`; arrays may be tracers."""
-
         mutant = self.mutation if which is self.after else None
 
         def run(*given: Any) -> list[Any]:

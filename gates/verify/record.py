@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...compat import jaxprs
-from ...compat.jaxprs import Atom, Eqn, Var
+from ...compat.jaxprs import Atom, Body, Eqn, Var
 from ...lowering.cost.measurement import ONE_WAY
-from ...passes.base import Match, Pass, Replacement, Site
+from ...matchers.graph import Dataflow
+from ...passes.base import Match, Pass, Replacement, Site, Whole
 from ...passes.engine.fragments import Cut, Region, Uncut, cut
+from ...passes.frozen import Request
 from .ancestry import Ancestry, ancestry
 
 
@@ -55,11 +57,25 @@ class Recorder:
     mutants: bool = False
     """Cut out the passes' own mutants too."""
     kept: dict[tuple[Any, ...], list[Kept]] = field(default_factory=dict)
+    whole: dict[str, tuple[Pass, Body, Request]] = field(default_factory=dict)
+    """For passes that judge a whole program, what they were given."""
+    program: Body | None = None
+    """The program before any rewrite."""
     _objects: list[Any] = field(default_factory=list)
 
     def recording(self, passes: Sequence[Pass]) -> tuple[Pass, ...]:
-        """The passes as they are, each noting what it does; of whole programs there is no cut."""
-        return tuple(p if p.program else self._noting(p) for p in passes)
+        """The passes as they are, each noting what it does."""
+        return tuple(self._noting_whole(p) if p.program else self._noting(p) for p in passes)
+
+    def _noting_whole(self, p: Pass) -> Pass:
+        judge = p.program
+        assert judge is not None
+
+        def judged(flow: Dataflow, request: Request) -> Whole | None:
+            self.whole[p.name] = p, flow.root.body, request
+            return judge(flow, request)
+
+        return replace(p, program=judged)
 
     def of(self, site: Site) -> list[Kept]:
         """The rewrites that an applied site of the report stands for."""
@@ -75,6 +91,8 @@ class Recorder:
         return replace(p, replace=taken)
 
     def _keep(self, p: Pass, match: Match, way: Replacement) -> None:
+        path = match.scope.path()
+        self.program = self.program or (path[0].scope if path else match.scope).body
         piece, why, mutants = None, None, {}
         try:
             piece = cut_piece(match, way)

@@ -1,4 +1,4 @@
-"""What to fill inputs with: ties, ends, orders, zeros of both signs, NaN with payloads, and more."""
+"""What to fill inputs with: ties, ends, orders, zeros of both signs, NaNs with payloads."""
 
 from __future__ import annotations
 

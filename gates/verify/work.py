@@ -37,7 +37,9 @@ def do(request: Mapping[str, Any]) -> dict[str, Any]:
     return _verified(chosen, request, options)
 
 
-def _verified(chosen: Case, request: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def _verified(
+    chosen: Case, request: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
     named = request["passes"] not in (None, "default")
     try:
         found = verify(
@@ -48,9 +50,12 @@ def _verified(chosen: Case, request: Mapping[str, Any], options: Mapping[str, An
             assume=request["assume"],
             only=options["only"] or None,
             target=request["target"] or DEFAULT_TARGET,
+            facts=options["facts"],
             mutants=options["mutants"],
             limits=_limits(options),
             progress=_telling(options.get("progress")),
+            repro=options["repro"],
+            again=options["again"],
         )
     except InputError:
         raise

@@ -1,0 +1,67 @@
+"""``relower verify``: exit codes, text and JSON."""
+
+import pytest
+
+from relower.cli.main import main
+
+CASES = """
+import jax.numpy as jnp
+import numpy as np
+import relower
+
+def known(t, i):
+    return t[relower.assume_range(i, 0, 4)]
+
+def nothing(t):
+    return t * 2
+
+case = relower.case(known, np.zeros(5, np.float32), np.zeros(3, np.int32))
+empty = relower.case(nothing, np.zeros(5, np.float32))
+"""
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    path = tmp_path_factory.mktemp("verify") / "cases.py"
+    path.write_text(CASES)
+    return path
+
+
+def test_verified(cases, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["verify", f"{cases}:case", "--mutants", "--seeds", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "VERIFIED  nonnegative_index#1  select_n → i32[3]" in out
+    assert "bitwise on 14 inputs" in out
+    assert out.rstrip().splitlines()[-1].startswith("VERIFIED: 1 of 1 sites verified, ")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_json(cases, capsys, parsed):
+    assert main(["verify", f"{cases}:case", "--json", "--seeds", "1"]) == 0
+    found = parsed("verify", capsys.readouterr().out)
+    assert found["verdict"] == "VERIFIED"
+    assert found["sites"][0]["facts"] == ["i32[3] in [0, 4]"]
+    assert found["mutants"] is None
+
+
+def test_nothing_to_verify(cases, capsys):
+    assert main(["verify", f"{cases}:empty"]) == 2
+    assert "UNKNOWN: 0 of 0 sites verified" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "wanted FILE.py:NAME, or --mutants"),
+        (["--mutants", "--passes", "default"], "--passes, --arg and --mesh are for a case"),
+        (["CASE", "--pass", "nonnegative_indx"], "did you mean 'nonnegative_index'"),
+        (["CASE", "--seeds", "0"], "wanted a number of at least 1"),
+    ],
+)
+def test_bad_input(cases, capsys, arguments, said):
+    arguments = [f"{cases}:case" if a == "CASE" else a for a in arguments]
+    assert main(["verify", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert "Traceback" not in captured.err
