@@ -28,6 +28,7 @@ COMMANDS = {
     "cost": "compile a case for a TPU on this host: cycles, memory, what a rewrite saves",
     "probe": "lower a case several times and say what isn't the same each time",
     "gate": "check what must be identical and what must differ",
+    "bisect": "find the site that breaks a check",
     "selftest": "test the comparison itself: it must see every mutant, and no noise",
 }
 """Name and summary; each is a module of this package, loaded only when it is asked for."""

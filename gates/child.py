@@ -35,7 +35,9 @@ PassSet = Literal["default"] | tuple[str, ...] | None
 class Job:
     """One request to a child. Paths are taken as seen from ``cwd``."""
 
-    do: Literal["lower", "explain", "catalogue", "stage", "selftest", "foreign"]
+    do: Literal[
+        "lower", "explain", "catalogue", "stage", "selftest", "foreign", "numerics", "bisect"
+    ]
     spec: str = ""
     args: tuple[str, ...] = ()
     passes: PassSet = None

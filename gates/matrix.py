@@ -22,6 +22,7 @@ from .containment import strays
 from .cost_budget import Costs, compile_node, nodes_to_compile
 from .expectations import expectations
 from .inputs import matched
+from .numerics_cell import answer, verdict
 from .parallel import in_order
 from .render import plural
 from .results import CellResult, GateResult, Status
@@ -185,6 +186,8 @@ def judge(
 
     The difference's sides are the cell's, as its name reads: left first.
     """
+    if cell.numerics is not None:
+        return _numbers(cell, matrix)
     failed = {f"{n.name}: {p}": None for n in cell.nodes()
               if isinstance(p := lowered[n], ChildFailed)}  # fmt: skip
     if failed:
@@ -219,6 +222,18 @@ def judge(
     elif cell.only_in:
         broken += strays(found, cell.only_in)
     return CellResult(cell, _status(broken, unclear), (*broken, *unclear), found)
+
+
+def _numbers(cell: Cell, matrix: Matrix) -> CellResult:
+    """Runs the two programs of a cell and compares what they compute."""
+    assert cell.numerics is not None
+    assert cell.other is not None
+    found = answer(cell.other, cell.node, cell.numerics, matrix.folder, matrix.timeout)
+    if isinstance(found, ChildFailed):
+        return CellResult(cell, "undecided", (str(found),))
+    broken, unclear, notes = verdict(found, cell.numerics, not cell.identical)
+    said = (*broken, *unclear, *notes)
+    return CellResult(cell, _status(broken, unclear), said, numerics=found)
 
 
 def _status(broken: Sequence[str], unclear: Sequence[str]) -> Status:
@@ -291,7 +306,7 @@ def _duplicates(matrix: Matrix, lowered: Lowered) -> list[str]:
         return node
 
     for cell in matrix.cells:
-        if cell.identical and cell.other is not None:
+        if cell.identical and cell.other is not None and cell.numerics is None:
             group[root(cell.node)] = root(cell.other)
     compared = {frozenset((c.node, c.other)) for c in matrix.cells}
     found = []

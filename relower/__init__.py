@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .gates.bisect import Bisection as Bisection
+    from .gates.bisect import bisect as bisect
     from .lowering.case import Case as Case
     from .lowering.case import case as case
     from .lowering.change import Difference as Difference
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from .lowering.cost.model import Cost as Cost
     from .lowering.diff import diff as diff
     from .lowering.lower import lower as lower
+    from .lowering.numerics import Numerics as Numerics
     from .lowering.program import Program as Program
     from .matchers.assume_range import assume_range as assume_range
     from .passes.base import Measured as Measured
@@ -29,11 +32,14 @@ if TYPE_CHECKING:
     from .passes.report import Report as Report
 
 _HOME = {
+    "Bisection": "gates.bisect",
+    "bisect": "gates.bisect",
     "Case": "lowering.case",
     "Cost": "lowering.cost.model",
     "Difference": "lowering.change",
     "MeasureWarning": "passes.optimize",
     "Measured": "passes.base",
+    "Numerics": "lowering.numerics",
     "Frozen": "passes.frozen",
     "PassNotApplicable": "passes.base",
     "Program": "lowering.program",
