@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from jax._src.util import fun_name
 from . import jaxprs
 from .jaxprs import Atom, Body, Eqn, Jaxpr, Var
 from .mesh_types import differs_only_in_mesh
+from .outputs import Outputs, passed_on
 
 _HOST_VALUES = (bool, int, float, complex, np.ndarray, np.generic)
 Tracer: Any = core.Tracer
@@ -33,7 +34,7 @@ class Traced:
     """A function traced on flat arguments."""
 
     closed: Body
-    out_tree: Any
+    outputs: Outputs
     holds_tracers: bool
     """Whether a constant is another trace's tracer: such a jaxpr must not outlive that trace."""
 
@@ -78,37 +79,23 @@ def trace(
     """
     leaves, in_tree = jax.tree.flatten((args, kwargs))
     slots = [i for i, leaf in enumerate(leaves) if is_dynamic(leaf)]
-    out_tree: Any = None
+    outputs = Outputs(None)
 
     def flat(*dynamic: Any) -> list[Any]:
-        nonlocal out_tree
+        nonlocal outputs
         filled = list(leaves)
         for slot, value in zip(slots, dynamic, strict=True):
             filled[slot] = value
         inner_args, inner_kwargs = jax.tree.unflatten(in_tree, filled)
-        outs, out_tree = jax.tree.flatten(fn(*inner_args, **inner_kwargs))
-        _check_outputs(fn, outs, out_tree)
-        return list(outs)
+        outs, tree = jax.tree.flatten(fn(*inner_args, **inner_kwargs))
+        outputs = Outputs(tree, passed_on(fn, outs, tree, leaves))
+        kept = dict(outputs.passed_on)
+        return [out for i, out in enumerate(outs) if i not in kept]
 
     debug = api_util.debug_info("relower.optimize", fn, args, kwargs)
     debug = debug._replace(arg_names=None) if hasattr(debug, "_replace") else debug
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(flat, debug_info=debug), list(avals))
-    return Traced(close(jaxpr, consts), out_tree, any(isinstance(c, core.Tracer) for c in consts))
-
-
-def _check_outputs(fn: Callable[..., Any], outs: Sequence[Any], out_tree: Any) -> None:
-    for i, out in enumerate(outs):
-        try:
-            core.typeof(out)
-        except TypeError:
-            path, _ = jax.tree_util.tree_flatten_with_path(
-                jax.tree.unflatten(out_tree, list(range(len(outs))))
-            )[0][i]
-            name = getattr(fn, "__name__", type(fn).__name__)
-            raise TypeError(
-                f"{name} returned {out!r} of type {type(out).__name__} at "
-                f"result{jax.tree_util.keystr(path)}; wanted an array or a number"
-            ) from None
+    return Traced(close(jaxpr, consts), outputs, any(isinstance(c, core.Tracer) for c in consts))
 
 
 def close(jaxpr: Any, consts: Sequence[Any]) -> Body:
@@ -122,10 +109,19 @@ def is_staging() -> bool:
     return isinstance(core.trace_ctx.trace, pe.DynamicJaxprTrace)
 
 
-def evaluate(closed: Body, *args: Any) -> list[Any]:
-    """Evaluate a closed jaxpr under the caller's trace, keeping names, lines and contexts."""
+def evaluate(closed: Body, *args: Any, once: bool = False) -> list[Any]:
+    """Evaluate a closed jaxpr under the caller's trace, keeping names, lines and contexts.
+
+    Args:
+      closed: the jaxpr.
+      *args: one value for each of its inputs.
+      once: nobody evaluates this jaxpr again, so that its equations may become the caller's.
+    """
     if is_staging() and not _is_high(closed):
-        return _stage(core.trace_ctx.trace, closed, args)
+        current = core.trace_ctx.trace
+        # Under ``auto_dce`` an equation lives by what reads it, which one of a jaxpr doesn't tell.
+        own = once and not current.frame.auto_dce
+        return (_adopt if own else _stage)(current, closed, args)
     results = core.jaxpr_as_fun(closed)(*args)
     # A result that is a literal of the jaxpr is of a type of jax's own; callers expect arrays.
     return [jnp.asarray(r) if isinstance(r, _HOST_VALUES) else r for r in results]
@@ -136,6 +132,63 @@ def _is_high(closed: Body) -> bool:
     return bool(jaxprs.opened(closed).is_high)
 
 
+def _adopt(current: Any, closed: Body, args: Sequence[Any]) -> list[Any]:
+    """Make the equations of a jaxpr those of the one being traced, their variables included.
+
+    Only what reads an input or a constant is made anew: it holds on to the tracer of it, which is
+    what keeps a constant alive.
+    """
+    jaxpr = jaxprs.opened(closed)
+    here = source_info_util.current()
+    given = _given(current, closed, args, here)
+    literal, tracer = jaxprs.LITERAL, pe.DynamicJaxprTracer
+
+    def read(atoms: Sequence[Atom]) -> list[Any]:
+        return [
+            tracer(current, a.aval, a, here) if type(a) is literal or a not in given else given[a]
+            for a in atoms
+        ]
+
+    outside = here.name_stack
+    prefixed = bool(outside.stack)
+    append = current.frame.tracing_eqns.append
+    for eqn in jaxpr.eqns:
+        where = eqn.source_info
+        if prefixed:
+            where = where.replace(name_stack=outside + where.name_stack)
+        for atom in eqn.invars:
+            if type(atom) is not literal and atom in given:
+                effects = eqn.effects and _on_refs(eqn.effects, given)
+                made = pe.TracingEqn(
+                    read(eqn.invars), eqn.outvars, eqn.primitive, eqn.params, effects, where,
+                    eqn.ctx,
+                )  # fmt: skip
+                current.frame.add_eqn(made)
+                break
+        else:
+            append(eqn.replace(source_info=where) if prefixed else eqn)
+    return read(jaxpr.outvars)
+
+
+def _given(current: Any, closed: Body, args: Sequence[Any], here: Any) -> dict[Var, Any]:
+    """The tracers of a jaxpr's constants and inputs in the one being traced."""
+    jaxpr = jaxprs.opened(closed)
+    variables = (*jaxpr.constvars, *jaxpr.invars)
+    values = (*jaxprs.consts(closed), *args)
+    return {
+        var: current.to_jaxpr_tracer(value, here)
+        for var, value in zip(variables, values, strict=True)
+    }
+
+
+def _on_refs(effects: Any, env: Mapping[Var, Any]) -> set[Any]:
+    """Effects on Refs, which name the Ref's variable, by the variables of tracers."""
+    return {
+        e.replace(env[e.input].val) if isinstance(e, JaxprInputEffect) and e.input in env else e
+        for e in effects
+    }
+
+
 def _stage(current: Any, closed: Body, args: Sequence[Any]) -> list[Any]:
     """Append the equations of a jaxpr to the one being traced, as they are.
 
@@ -144,15 +197,7 @@ def _stage(current: Any, closed: Body, args: Sequence[Any]) -> list[Any]:
     """
     jaxpr = jaxprs.opened(closed)
     here = source_info_util.current()
-    env: dict[Var, Any] = {
-        var: current.to_jaxpr_tracer(value, here)
-        for var, value in zip(jaxpr.constvars, jaxprs.consts(closed), strict=True)
-    }
-    env.update(
-        (var, current.to_jaxpr_tracer(value, here))
-        for var, value in zip(jaxpr.invars, args, strict=True)
-    )
-
+    env = _given(current, closed, args, here)
     literal, tracer = jaxprs.LITERAL, pe.DynamicJaxprTracer
 
     def read(atoms: Sequence[Atom]) -> list[Any]:
@@ -163,10 +208,7 @@ def _stage(current: Any, closed: Body, args: Sequence[Any]) -> list[Any]:
     for eqn in jaxpr.eqns:
         effects, where = eqn.effects, eqn.source_info
         if effects:
-            effects = {
-                e.replace(env[e.input].val) if isinstance(e, JaxprInputEffect) else e
-                for e in effects
-            }
+            effects = _on_refs(effects, env)
         if prefixed:
             where = where.replace(name_stack=outside + where.name_stack)
         results = current.emit_eqn(
@@ -195,6 +237,11 @@ def trace_context() -> Any:
     axis_env = core.get_axis_env()
     names = tuple(sorted((str(k), v) for k, v in axis_env.axis_sizes.items()))
     return config.trace_context(), names
+
+
+def named_axes() -> tuple[str, ...]:
+    """The names of the axes that a collective could name here."""
+    return tuple(str(name) for name in core.get_axis_env().axis_sizes)
 
 
 def trace_replacement(

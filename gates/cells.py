@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from ..lowering.program import Level
 from .budget import Budget
-from .child import PassSet
 from .numerics_cell import Steps
+from .pass_sets import PassChoice
 
 Kind = Literal["identical", "differs", "snapshot", "numerics", "numerics-control"]
 
@@ -25,13 +25,11 @@ class Node:
     spec: str
     args: tuple[str, ...]
     mesh: tuple[tuple[str, int], ...] | None
-    passes: PassSet
+    choice: PassChoice
     target: str | None
     route: str | None
     inputs: tuple[str, ...] = ()
     """Patterns of files that the case reads besides its sources."""
-    disable: tuple[str, ...] = ()
-    """Passes and single sites that are turned off."""
 
     @property
     def name(self) -> str:
@@ -42,9 +40,7 @@ class Node:
     def work(self) -> tuple[Any, ...]:
         """Equal for nodes that are one lowering."""
         where = (self.target, self.route)
-        return (
-            self.spec, self.args, self.mesh, self.passes, self.disable, *where, self.inputs
-        )  # fmt: skip
+        return (self.spec, self.args, self.mesh, self.choice, *where, self.inputs)
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,9 @@ class Job:
     """One request to a child. Paths are taken as seen from ``cwd``."""
 
     do: Literal[
-        "lower", "explain", "catalogue", "stage", "selftest", "foreign", "numerics", "bisect"
-    ]
+        "lower", "explain", "catalogue", "stage", "selftest", "foreign", "verify", "numerics",
+        "bisect",
+    ]  # fmt: skip
     spec: str = ""
     args: tuple[str, ...] = ()
     passes: PassSet = None
@@ -47,6 +48,8 @@ class Job:
     frozen: str | None = None
     """A regex on the paths of the output's leaves; looked at only where passes run."""
     assume: str | None = None
+    quiet: bool = False
+    """Whether a pass asked for by name that applies nowhere is no error."""
     target: str | None = None
     route: str | None = None
     mesh: Mapping[str, int] | None = None

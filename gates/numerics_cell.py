@@ -80,8 +80,7 @@ def answer(
 
 def _request(node: Node) -> dict[str, Any]:
     mesh = None if node.mesh is None else dict(node.mesh)
-    return {"spec": node.spec, "args": node.args, "mesh": mesh, "passes": node.passes,
-            "disable": node.disable}  # fmt: skip
+    return {"spec": node.spec, "args": node.args, "mesh": mesh, **asdict(node.choice)}
 
 
 def variables() -> dict[str, str]:

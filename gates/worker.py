@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,7 @@ def _explain(request: dict[str, Any]) -> Any:
                     disable=request["disable"],
                     choose=_choice(request),
                     lines=bool(request["options"].get("lines")),
+                    suggest=bool(request["options"].get("suggest")),
                     frozen=request["frozen"],
                     assume=request["assume"],
                     **kwargs,
@@ -188,6 +189,13 @@ def _selftest(request: dict[str, Any]) -> Any:
     return do(request)
 
 
+def _verify(request: dict[str, Any]) -> Any:
+    from .verify.work import do
+
+    found = do(request)
+    return {**found, "notes": [*found["notes"], *_checked(request)]}
+
+
 def _foreign(request: dict[str, Any]) -> Any:
     from ..lowering.artifact import save
     from ..lowering.foreign import foreign_program, limit
@@ -215,7 +223,8 @@ def _numerics(request: dict[str, Any]) -> Any:
     found = compare(reference, candidate, {**options, **names})
     if theirs["passes"] is not None:
         asked = None if theirs["passes"] == "default" else theirs["passes"]
-        which = {"passes": asked, "contract": theirs["contract"], "disable": theirs["disable"]}
+        keys = ("contract", "disable", "frozen", "assume")
+        which = {"passes": asked, **{key: theirs[key] for key in keys}}
         found["sites"] = applied(plain, theirs["spec"], which)
     return found
 
@@ -232,6 +241,7 @@ _DO: dict[str, Callable[[dict[str, Any]], Any]] = {
     "catalogue": _catalogue,
     "stage": _stage,
     "selftest": _selftest,
+    "verify": _verify,
     "foreign": _foreign,
     "numerics": _numerics,
     "bisect": _bisect,
@@ -254,13 +264,15 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
     from ..passes.registry import DEFAULT, by_name
 
     names = None if request["passes"] == "default" else request["passes"]
+    which = _quietly(names or ()) if request["quiet"] else {
+        "passes": names, "contract": request["contract"], "disable": ()
+    }  # fmt: skip
+    which["disable"] = (*which["disable"], *request["disable"])
 
     def wrapped(fn: Any) -> Any:
         return optimize(
             fn,
-            passes=names,
-            contract=request["contract"],
-            disable=request["disable"],
+            **which,
             frozen=request["frozen"],
             assume=request["assume"],
         )
@@ -280,6 +292,23 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
 
     build.__name__ = chosen.name
     return replace(chosen, build=build)
+
+
+def _quietly(names: Sequence[str]) -> dict[str, Any]:
+    """How to run passes by name without an error where they apply nowhere.
+
+    Raises:
+        InputError: one is unknown, or runs only where it is asked for by name.
+    """
+    from ..passes.registry import all_passes
+
+    every = {p.name: p for p in all_passes()}
+    for name in names:
+        if name not in every:
+            raise InputError(f"no pass called {name!r}; wanted names of passes beside quiet")
+        if every[name].by_name:
+            raise InputError(f"{name} runs only where it is asked for by name: leave quiet out")
+    return {"contract": "rounding", "disable": sorted(set(every) - set(names))}
 
 
 def _where(request: dict[str, Any]) -> dict[str, Any]:

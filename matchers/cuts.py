@@ -118,26 +118,33 @@ def cut_from_one(scope: Scope, atoms: Sequence[Atom]) -> bool:
 def _cuts_behind(scope: Scope, atom: Atom) -> set[Value]:
     """The arrays that a value is cut from, each operation's first array looked behind."""
     found: set[Value] = set()
-    bodies, barrier = calls() | custom(), primitive("optimization_barrier_p")
     for _ in range(64):
         if jaxprs.is_literal(atom):
             break
-        made = scope.definition(atom)
-        if made is None and scope.is_shared:
-            break  # to say of a near miss that it is one is worth no second look at every call
-        if made is None or scope.eqns[made[0]].primitive in bodies:
-            step = scope.step(atom)
-            if step is None:
-                break
-            scope, atom = step
-            continue
-        eqn = scope.eqns[made[0]]
-        taken = box(scope, eqn, made[1])
+        step: _Step | None = scope.memo.get(("cut behind", atom))
+        if step is None:
+            step = scope.memo["cut behind", atom] = _step_behind(scope, atom)
+        taken, behind = step
         if taken is not None:
-            found.add(taken[0])
-        at = made[1] if eqn.primitive is barrier else 0
-        array = next((a for a in eqn.invars[at:] if a.aval.ndim), None)
-        if array is None:
+            found.add(taken)
+        if behind is None:
             break
-        atom = array
+        scope, atom = behind
     return found
+
+
+_Step = tuple[Value | None, tuple[Scope, Atom] | None]
+"""The array that a variable is cut from, if it is, and the one that it is made of."""
+
+
+def _step_behind(scope: Scope, atom: Atom) -> _Step:
+    made = scope.definition(atom)
+    if made is None and scope.is_shared:
+        return None, None  # to say of a near miss that it is one is worth no look at every call
+    if made is None or scope.eqns[made[0]].primitive in calls() | custom():
+        return None, scope.step(atom)
+    eqn = scope.eqns[made[0]]
+    taken = box(scope, eqn, made[1])
+    at = made[1] if eqn.primitive is primitive("optimization_barrier_p") else 0
+    array = next((a for a in eqn.invars[at:] if a.aval.ndim), None)
+    return None if taken is None else taken[0], None if array is None else (scope, array)

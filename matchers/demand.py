@@ -7,6 +7,7 @@ nobody reads isn't, nor what was added to it; likewise through calls, branches, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from ..compat import edit, jaxprs
 from ..compat.bodies import BodyKey, Entered, Flow, Role
 from ..compat.jaxprs import Eqn, Var
 from ..compat.primitives import primitive
+from ..compat.source import is_kept
 from .graph import Scope
 
 
@@ -57,15 +59,28 @@ def is_pairwise(eqn: Eqn) -> bool:
     """Whether each result is of the operand at its place, and of no other."""
     if not len(eqn.invars) == len(eqn.outvars) > 1:
         return False
-    return eqn.primitive in (primitive("optimization_barrier_p"), primitive("psum_p"))
+    return eqn.primitive in _pairwise()
+
+
+@functools.cache
+def _pairwise() -> frozenset[Any]:
+    return frozenset({primitive("optimization_barrier_p"), primitive("psum_p")})
 
 
 class Demands:
     """The demands on the bodies of one program."""
 
-    def __init__(self, cut: CutAt = lambda scope, index: None) -> None:
-        """``cut`` says at which equations some operands aren't really read."""
+    def __init__(
+        self, cut: CutAt = lambda scope, index: None, at: frozenset[Any] | None = None
+    ) -> None:
+        """What is needed where some operands aren't really read.
+
+        Args:
+          cut: says of which equations.
+          at: the primitives that these are of; None for any.
+        """
         self._cut = cut
+        self._plain_but_for = None if at is None else at | _pairwise()
         self._known: dict[tuple[Any, ...], Demand] = {}
         self._kept: dict[int, bool] = {}
 
@@ -87,8 +102,21 @@ class Demands:
         inner = _zeros_further_in(demand)
         made_elsewhere: set[int] = set()
         keeps = self._keeps(scope)
-        for index in reversed(range(len(scope.eqns)) if keeps else scope.live):
-            eqn = scope.eqns[index]
+        special = None if keeps else self._plain_but_for
+        eqns, read, live, children = scope.eqns, demand.read, demand.live, scope.children
+        literal = jaxprs.LITERAL  # asked for once: this loop visits every equation
+        for index in reversed(range(len(eqns)) if keeps else scope.live):
+            eqn = eqns[index]
+            if (
+                special is not None
+                and eqn.primitive not in special
+                and index not in children
+                and not eqn.effects
+            ):
+                if not read.isdisjoint(eqn.outvars):
+                    live.add(index)
+                    read.update([a for a in eqn.invars if type(a) is not literal])
+                continue
             needed = tuple([v in demand.read for v in eqn.outvars])
             zeros = {}
             if index in inner:
@@ -133,8 +161,11 @@ class Demands:
         """Whether a body, or one that it runs, holds an equation that is to stay as it is."""
         known = self._kept.get(id(scope))
         if known is None:
-            known = self._kept[id(scope)] = scope.in_kept or any(
-                self._holds(scope, index) for index in range(len(scope.eqns))
+            known = self._kept[id(scope)] = (
+                scope.in_kept
+                or bool(scope.spared)
+                or any(map(is_kept, scope.eqns))
+                or any(map(self._keeps, (s for c in scope.children.values() for s in c.values())))
             )
         return known
 

@@ -100,7 +100,12 @@ class Scope:
     live: list[int] = field(default_factory=list, repr=False)
     """Indices of live equations, in order."""
     not_entered: list[tuple[int, compat_bodies.NotEntered]] = field(default_factory=list)
-    _definitions: dict[Var, tuple[int, int]] = field(default_factory=dict, repr=False)
+    _definitions: dict[Var, int | tuple[int, int]] = field(default_factory=dict, repr=False)
+    """The equation of each variable, and which of its results where it has several."""
+    _steps: dict[tuple[int, int], tuple[Scope, Atom] | None] = field(
+        default_factory=dict, repr=False
+    )
+    """What `_inward` has found."""
     _readers: dict[Var, list[int]] | None = field(default=None, repr=False)
     _runs: int | None = field(default=None, repr=False)
     _inputs: dict[Var, int] | None = field(default=None, repr=False)
@@ -119,7 +124,7 @@ class Scope:
     def copy(self) -> Scope:
         """The same body with the same facts for another call, which is yet to be added."""
         made = copy(self)
-        made.callers, made._views, made.memo = [], {}, {}
+        made.callers, made._views, made._steps, made.memo = [], {}, {}, {}
         made.several_asked, made._runs = False, None
         return made
 
@@ -129,18 +134,24 @@ class Scope:
 
     def definition(self, var: Var) -> tuple[int, int] | None:
         """The index of the equation that binds ``var`` and the result's position."""
-        return self._definitions.get(var)
+        found = self._definitions.get(var)
+        return (found, 0) if type(found) is int else found  # type: ignore[return-value]
 
     def readers(self, var: Var) -> list[int]:
         """Indices of the live equations that read ``var``; `OUTPUT` for the body's outputs."""
         if self._readers is None:
             readers: dict[Var, list[int]] = {}
+            literal, eqns = jaxprs.LITERAL, self.eqns  # this loop visits every equation
             for i in self.live:
-                for atom in self.eqns[i].invars:
-                    if not jaxprs.is_literal(atom):
-                        readers.setdefault(atom, []).append(i)
+                for atom in eqns[i].invars:
+                    if type(atom) is not literal:
+                        known = readers.get(atom)
+                        if known is None:
+                            readers[atom] = [i]
+                        else:
+                            known.append(i)
             for atom in jaxprs.opened(self.body).outvars:
-                if not jaxprs.is_literal(atom):
+                if type(atom) is not literal:
                     readers.setdefault(atom, []).append(OUTPUT)
             self._readers = readers
         return self._readers.get(var, [])
@@ -153,27 +164,39 @@ class Scope:
         or the one by which the value was followed inwards. Of a body that several calls share,
         the value's scope is a view for that call alone, so that no two calls' values are equal.
         """
+        return Value(*self._made(atom))
+
+    def _made(self, atom: Atom) -> tuple[Scope, Atom]:
+        """What `resolve` gives a name to; matchers ask for little as often."""
         scope: Scope = self
-        while not jaxprs.is_literal(atom):
-            found = scope._definitions.get(atom)
-            step = scope._inward(*found) if found else scope._outward(atom)
+        literal = jaxprs.LITERAL
+        while type(atom) is not literal:
+            step = scope.step(atom)
             if step is None:
                 break
             scope, atom = step
-        return Value(scope, atom)
+        return scope, atom
 
     def step(self, var: Var) -> tuple[Scope, Atom] | None:
         """One step of `resolve`: into the call that returns a value, or out to what was given."""
         found = self._definitions.get(var)
-        return self._inward(*found) if found else self._outward(var)
+        if found is None:
+            return self._outward(var)
+        index, result = (found, 0) if type(found) is int else found  # type: ignore[misc]
+        if index not in self.children:
+            return None
+        place = index, result
+        if place not in self._steps:
+            self._steps[place] = self._inward(index, result)
+        return self._steps[place]
 
     def producer(self, atom: Atom) -> Producer | None:
         """The equation that computes an atom's value, seen through calls; None for an input."""
-        value = self.resolve(atom)
-        if jaxprs.is_literal(value.atom):
+        scope, atom = self._made(atom)
+        if type(atom) is jaxprs.LITERAL:
             return None
-        found = value.scope._definitions.get(value.atom)
-        return None if found is None else Producer(value.scope, *found)
+        found = scope.definition(atom)
+        return None if found is None else Producer(scope, *found)
 
     @property
     def caller(self) -> Caller | None:
@@ -291,7 +314,7 @@ class Scope:
         key = (id(call.scope), call.index)
         view = self._views.get(key)
         if view is None:
-            view = self._views[key] = replace(self, _call=call, _views={}, memo={})
+            view = self._views[key] = replace(self, _call=call, _views={}, _steps={}, memo={})
         return view
 
     def _outward(self, var: Var) -> tuple[Scope, Atom] | None:
@@ -399,7 +422,7 @@ class Dataflow:
             eqn = eqns[index]
             outvars = eqn.outvars
             if len(outvars) == 1:
-                definitions[outvars[0]] = (index, 0)
+                definitions[outvars[0]] = index
             else:
                 definitions.update((var, (index, result)) for result, var in enumerate(outvars))
             if read.isdisjoint(outvars) and not eqn.effects:
@@ -452,4 +475,5 @@ class Dataflow:
             scope.callers.clear()
             scope.children.clear()
             scope._views.clear()
+            scope._steps.clear()
             scope.memo.clear()

@@ -129,13 +129,27 @@ def _index_variables(scope: Scope, n: int) -> Iterator[tuple[int, Var]]:
 
     What enters a body from outside is there whether the body reads it or not.
     """
-    outside = (*jaxprs.constvars(scope.body), *jaxprs.opened(scope.body).invars)
-    yield from ((-1, v) for v in outside if _is_index(v, n))
+    vectors: dict[int, list[tuple[int, Var]]] | None = scope.memo.get("integer vectors")
+    if vectors is None:
+        vectors = scope.memo["integer vectors"] = {}
+        for i, var in _integer_vectors(scope):
+            vectors.setdefault(var.aval.shape[0], []).append((i, var))
+    return ((i, v) for i, v in vectors.get(n, ()) if i < 0 or scope.readers(v))
+
+
+def _integer_vectors(scope: Scope) -> Iterator[tuple[int, Var]]:
+    """All integers of shape ``[n]`` or ``[n, 1]`` in scope, of any ``n``: looked for once."""
+    for var in (*jaxprs.constvars(scope.body), *jaxprs.opened(scope.body).invars):
+        if _is_index(var):
+            yield -1, var
     for i in scope.live:
-        made = (v for v in scope.eqns[i].outvars if _is_index(v, n))
-        yield from ((i, v) for v in made if scope.readers(v))
+        for var in scope.eqns[i].outvars:
+            if _is_index(var):
+                yield i, var
 
 
-def _is_index(var: Var, n: int) -> bool:
-    aval = var.aval
-    return getattr(aval, "shape", None) in ((n,), (n, 1)) and limits(aval.dtype) is not None
+def _is_index(var: Var) -> bool:
+    shape = getattr(var.aval, "shape", None)
+    if not shape or len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
+        return False
+    return limits(var.aval.dtype) is not None

@@ -129,9 +129,16 @@ def reach(scope: Scope, value: Value) -> Atom | None:
     """
     if jaxprs.is_literal(value.atom) or value.scope is scope:
         return value.atom
-    aval = value.atom.aval
-    made = (v for i in scope.live for v in scope.eqns[i].outvars)
-    for var in (*jaxprs.opened(scope.body).invars, *made):
-        if getattr(var.aval, "shape", None) == aval.shape and scope.resolve(var) == value:
-            return var
-    return None
+    shape = getattr(value.atom.aval, "shape", None)
+    key = "made elsewhere", shape
+    found: dict[Value, Atom] | None = scope.memo.get(key)
+    if found is None:
+        found = scope.memo[key] = {}
+        # What any other equation makes is made here.
+        made = (v for i in sorted(scope.children) for v in scope.eqns[i].outvars)
+        for var in (*jaxprs.opened(scope.body).invars, *made):
+            if getattr(var.aval, "shape", None) == shape:
+                here = scope.resolve(var)
+                if not jaxprs.is_literal(here.atom):
+                    found.setdefault(here, var)
+    return found.get(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..compat import jaxprs
@@ -56,6 +56,7 @@ class Parameters:
 
     _forward: dict[tuple[Any, ...], list[Place]]
     """By call stack and primitive."""
+    _known: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, flow: Dataflow) -> Parameters:
@@ -73,6 +74,12 @@ class Parameters:
     def behind(self, place: Place) -> list[int]:
         """The inputs whose gradient an equation makes: usually one, none where that isn't clear."""
         scope, index = place
+        known = self._known.get((id(scope), index))
+        if known is None:
+            known = self._known[id(scope), index] = self._behind(scope, index)
+        return known
+
+    def _behind(self, scope: Scope, index: int) -> list[int]:
         eqn = scope.eqns[index]
         scattered = eqn.primitive is primitive("scatter_add_p")
         wanted = primitive("gather_p") if scattered else eqn.primitive

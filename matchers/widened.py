@@ -78,9 +78,14 @@ def _joins() -> frozenset[Any]:
 
 
 @functools.cache
-def _moves() -> frozenset[Any]:
+def _keep_whole() -> frozenset[Any]:
     others = ("pad_p", "reshape_p", "squeeze_p", "transpose_p", "rev_p", "broadcast_in_dim_p")
-    return frozenset({primitive(n) for n in others} | _parts() | _joins()) - {None}
+    return frozenset({primitive(n) for n in others}) - {None}
+
+
+@functools.cache
+def _moves() -> frozenset[Any]:
+    return _keep_whole() | _parts() | _joins()
 
 
 def find_widened(scope: Scope, index: int) -> Widened | None:
@@ -88,11 +93,25 @@ def find_widened(scope: Scope, index: int) -> Widened | None:
 
     A group of conversions that are joined is found at the first of them only.
     """
-    readers = scope.readers(scope.eqns[index].outvars[0])
-    if all(i == OUTPUT or not _only_moves(scope, i) for i in readers):
+    if not _may_be_cut(scope, scope.eqns[index].outvars[0]):
         return None
     found = _Search(scope).run(index)
     return found if found is not None and min(found.sources) == index else None
+
+
+def _may_be_cut(scope: Scope, var: Var) -> bool:
+    """Whether what moves a value's elements cuts them, or may by a call or a join with others."""
+    waiting, seen = [var], 0
+    while waiting:
+        for reader in scope.readers(waiting.pop()):
+            if reader == OUTPUT or not _only_moves(scope, reader):
+                continue
+            eqn = scope.eqns[reader]
+            seen += 1
+            if eqn.primitive not in _keep_whole() or seen > _MOST:
+                return True
+            waiting += eqn.outvars
+    return False
 
 
 class _Search:

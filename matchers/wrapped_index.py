@@ -57,28 +57,38 @@ def plain_value(scope: Scope, atom: Atom) -> Value:
 
 
 def _behind(value: Value) -> Value | None:
+    """What a value is an index made of, where it is one; ``value`` is as `Scope.resolve` has it."""
     scope, atom = value.scope, value.atom
-    if jaxprs.is_literal(atom):
+    found = None if jaxprs.is_literal(atom) else scope.definition(atom)
+    if found is None:
         return None
-    expanded = _expanded(scope, atom)
-    if expanded is not None:
-        return Value(scope, expanded)
-    captures: Captures = {}
-    if wrapped_index().match(scope, atom, captures) is None:
+    eqn = scope.eqns[found[0]]
+    p = eqn.primitive
+    if p not in _looked_behind():
+        return None
+    if p is primitive("lax.lax.select_n_p"):
+        captures: Captures = {}
+        if wrapped_index().match(scope, atom, captures) is not None:
+            return None
         index: Value = captures["index"]
         if _nonnegative(index.scope, index.atom):
             return index
         local = _unwrapped(scope, atom)  # more may be known where the index comes out of a call
         return None if local is None else Value(scope, local)
-    found = scope.definition(atom)
-    eqn = None if found is None else scope.eqns[found[0]]
-    if eqn is not None and eqn.primitive in same_value():
+    if p in same_value():
         return Value(scope, eqn.invars[0])
-    if eqn is not None and eqn.primitive is primitive("lax.lax.convert_element_type_p"):
+    if p is primitive("lax.lax.convert_element_type_p"):
         # The values 0 … n-1 of a permutation mean the same in both types.
         axes = {scope.fact(a).permutation for a in (eqn.invars[0], atom)}
         return Value(scope, eqn.invars[0]) if None not in axes else None
-    return None
+    expanded = _expanded(scope, atom)
+    return None if expanded is None else Value(scope, expanded)
+
+
+@functools.cache
+def _looked_behind() -> frozenset[Any]:
+    names = ("select_n_p", "convert_element_type_p", "broadcast_in_dim_p", "reshape_p")
+    return same_value() | {primitive("lax.lax." + name) for name in names}
 
 
 @functools.cache
@@ -107,7 +117,10 @@ def _expanded(scope: Scope, atom: Atom) -> Atom | None:
 def _unwrapped(scope: Scope, atom: Atom) -> Atom | None:
     """The index inside a wrap-around, as an operand of the equation that does it or calls it."""
     captures: Captures = {}
-    if jaxprs.is_literal(atom) or wrapped_index().match(scope, atom, captures) is not None:
+    producer = None if jaxprs.is_literal(atom) else scope.producer(atom)
+    if producer is None or producer.eqn.primitive is not primitive("lax.lax.select_n_p"):
+        return None
+    if wrapped_index().match(scope, atom, captures) is not None:
         return None
     found = scope.definition(atom)
     operands: list[Any] = [] if found is None else scope.eqns[found[0]].invars

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 import jax
-import numpy as np
 
-from ..compat import jaxprs, tracing
+from ..compat import jaxprs, nnx, tracing
 from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
+from ..compat.outputs import Outputs
 from . import registry
 from .base import Contract, Measured, Pass, PassNotApplicable
 from .disable import DISABLED, Disabled, split
@@ -23,6 +23,8 @@ from .engine.lines import Lines
 from .engine.met import check_met
 from .engine.meter import Meter
 from .engine.rewrite import Optimized, rewrite
+from .engine.signature import cache_key
+from .engine.suggesting import Suggesting
 from .frozen import Frozen, Request, argument_paths, assumed, declared, request
 from .report import Report
 
@@ -78,10 +80,12 @@ def optimize(
     Composes with `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan` and `jax.shard_map` in either
     order. ``fn`` is traced once per call under an outer trace, and once per signature in eager
     calls; like under `jax.jit`, its Python side effects happen then. An argument leaf that is no
-    array (a string, a Python number) is closed over, as a static argument would be.
+    array (a string, a Python number, an activation function in an Equinox module) is closed over,
+    as a static argument would be; returned as it is, it is passed on.
 
     ``optimize(jax.jit(f, **options))`` is ``jax.jit(optimize(f), **options)``: donation, shardings
-    and static arguments stay.
+    and static arguments stay. So it is with ``flax.nnx.jit``. What ``fn`` assigns to flax NNX
+    objects among its arguments, the caller's objects have afterwards.
 
     Args:
       fn: the function, usually the whole train step: what is inside a `jax.custom_vjp` is only
@@ -124,6 +128,8 @@ def optimize(
     options: dict[str, Any] = {"passes": chosen, "told": told, "named": named, "asked": asked}
     if tracing.is_jitted(fn):
         return cast(F, tracing.rejit(fn, functools.partial(_wrap, jitted=True, **options)))
+    if nnx.is_jitted(fn):
+        return cast(F, nnx.rejit(fn, functools.partial(_wrap, jitted=True, **options)))
     return cast(F, _wrap(fn, jitted=False, **options))
 
 
@@ -137,6 +143,7 @@ def explain(
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
     lines: bool = False,
+    suggest: bool = False,
     **kwargs: Any,
 ) -> Report:
     """What `optimize` would do to ``fn(*args, **kwargs)``: every site, applied or declined.
@@ -151,22 +158,55 @@ def explain(
       frozen: as for `optimize`.
       assume: as for `optimize`.
       lines: note at each site all lines that it takes equations from (`Site.lines`).
+      suggest: note at each site applied what to write in the source instead (`Site.suggestion`).
       **kwargs: keyword arguments of ``fn``.
     """
     chosen, _, asked = _selected(passes, contract, disable, choose)
     told = _Told.of(frozen, assume, disable, chosen)
+    closed, request = _requested(fn, args, kwargs, told)
+    addresses = Addresses(told.disabled)
+    notebooks: list[Lines | Suggesting] = [Lines()] if lines else []
+    notebooks += [Suggesting()] if suggest else []
+    for noted in notebooks:
+        chosen = noted.noting(chosen)
+    report = _rewritten(closed, chosen, asked, _name(fn), request, addresses).report
+    for noted in notebooks:
+        report = noted.annotated(report)
+    return report
+
+
+def rewritten(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    alter: Callable[[Sequence[Pass]], Sequence[Pass]],
+    *,
+    passes: Iterable[str | Pass] | None = None,
+    contract: str = "bitwise",
+    disable: Iterable[str] = (),
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
+) -> Report:
+    """As `explain`, by passes that ``alter`` may change, as to record what they do."""
+    chosen, _, _ = _selected(passes, contract, disable, None)
+    told = _Told.of(frozen, assume, disable, chosen)
+    closed, request = _requested(fn, args, kwargs, told)
+    addresses = Addresses(told.disabled)
+    return _rewritten(closed, alter(chosen), None, _name(fn), request, addresses).report
+
+
+def _requested(fn: Callable[..., Any], args: Any, kwargs: Any, told: _Told) -> tuple[Body, Request]:
+    """A function's trace, and what is asked of the passes for it."""
+    if nnx.holds_objects(args, kwargs):
+        fn, told = nnx.on_state(fn), told.on_state()
+        (args, _), kwargs = nnx.split(args, kwargs), {}
     if tracing.is_jitted(fn):
         closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
     else:
         traced = _trace(fn, args, kwargs)
-        closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
-    request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
-    addresses = Addresses(told.disabled)
-    if not lines:
-        return _rewritten(closed, chosen, asked, _name(fn), request, addresses).report
-    noted = Lines()
-    done = _rewritten(closed, noted.noting(chosen), asked, _name(fn), request, addresses)
-    return noted.annotated(done.report)
+        closed, is_traced = traced.closed, tracing.is_dynamic
+        out_tree = traced.outputs.arrays
+    return closed, told.request(fn, args, kwargs, is_traced, closed, out_tree)
 
 
 def assert_applied(
@@ -269,6 +309,14 @@ class _Told:
             )
         return told
 
+    def on_state(self) -> _Told:
+        """The same of a function that returns its objects' state beside its result."""
+        frozen = self.frozen
+        if frozen is None:
+            return self
+        grads = frozen.grads
+        return replace(self, frozen=replace(frozen, grads=lambda out: grads(out[0])))
+
     def request(
         self,
         fn: Any,
@@ -296,40 +344,50 @@ def _wrap(
 
     Under ``jitted``, jit hands over its static arguments as they are: a numpy scalar is one.
     """
-    cache: dict[Any, tuple[Body, Any]] = {}
+    cache: dict[Any, tuple[Body, Outputs]] = {}
     is_dynamic = tracing.is_dynamic_under_jit if jitted else tracing.is_dynamic
 
-    def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Any, bool]:
+    def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Outputs, bool]:
         traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
-        request = told.request(fn, args, kwargs, is_dynamic, traced.closed, traced.out_tree)
+        out_tree = traced.outputs.arrays
+        request = told.request(fn, args, kwargs, is_dynamic, traced.closed, out_tree)
         addresses = Addresses(told.disabled) if told.disabled else None
         done = _rewritten(traced.closed, passes, asked, _name(fn), request, addresses)
         _warn(done.report)
         if named:
             _require_all([p for p in passes if p.name in named], done.report)
-        return done.closed, traced.out_tree, traced.holds_tracers
+        return done.closed, traced.outputs, traced.holds_tracers
+
+    @functools.cache
+    def optimized_on_state() -> Callable[..., Any]:
+        return _wrap(nnx.on_state(fn), passes, told.on_state(), named, jitted, asked)
 
     @functools.wraps(fn)
     def optimized(*args: Any, **kwargs: Any) -> Any:
+        if nnx.holds_objects(args, kwargs):
+            on_state, objects = nnx.split(args, kwargs)
+            out, state = optimized_on_state()(*on_state)
+            nnx.update(objects, state)
+            return out
         leaves, in_tree = jax.tree.flatten((args, kwargs))
         dynamic = [leaf for leaf in leaves if is_dynamic(leaf)]
         avals = [tracing.type_of(leaf) for leaf in dynamic]
         if tracing.is_staging():
             # The trace around this one is what is kept; to keep this too would double it.
             with full_collections_postponed():
-                closed, out_tree, _ = fresh(args, kwargs, avals)
-                return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
-        key = _cache_key(leaves, in_tree, avals, is_dynamic)
+                closed, outputs, _ = fresh(args, kwargs, avals)
+                return outputs.filled(tracing.evaluate(closed, *dynamic, once=True), leaves)
+        key = cache_key(leaves, in_tree, avals, is_dynamic)
         known = None if key is None else cache.get(key)
         if known is not None:
-            closed, out_tree = known
+            closed, outputs = known
         else:
-            closed, out_tree, holds_tracers = fresh(args, kwargs, avals)
+            closed, outputs, holds_tracers = fresh(args, kwargs, avals)
             if key is not None and not holds_tracers:
-                cache[key] = closed, out_tree
+                cache[key] = closed, outputs
                 if len(cache) > MAX_CACHED:
                     cache.pop(next(iter(cache)), None)
-        return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
+        return outputs.filled(tracing.evaluate(closed, *dynamic), leaves)
 
     # `functools.wraps` copies the name of a function; a partial or an object has none to copy.
     optimized.__name__ = tracing.name_of(fn)
@@ -349,25 +407,6 @@ def _warn(report: Report) -> None:
             MeasureWarning,
             stacklevel=4,
         )
-
-
-def _cache_key(
-    leaves: Sequence[Any], in_tree: Any, avals: Sequence[Any], is_dynamic: Callable[[Any], bool]
-) -> Any:
-    """Hashable and complete, or None where the call can't be cached."""
-    static = tuple(None if is_dynamic(leaf) else _static_key(leaf) for leaf in leaves)
-    key = (static, in_tree, tuple(avals), tracing.trace_context())
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _static_key(leaf: Any) -> Any:
-    """Tells apart what Python calls equal: 1 and True, and zeros of either sign."""
-    exact = repr(leaf) if isinstance(leaf, float | complex | np.generic) else leaf
-    return type(leaf), exact
 
 
 def _require_all(passes: Sequence[Pass], report: Report) -> None:

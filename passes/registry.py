@@ -25,6 +25,7 @@ def all_passes() -> tuple[Pass, ...]:
         concat_cotangents,
         counting_scatter,
         frozen_gradient,
+        gmm_dswiglu,
         gmm_swiglu,
         inverse_permutation,
         late_cast,
@@ -60,6 +61,7 @@ def all_passes() -> tuple[Pass, ...]:
         router_grad_from_wo_input.PASS,
         shared_lhs_dot.PASS,
         gmm_swiglu.PASS,
+        gmm_dswiglu.PASS,
         late_cast.PASS,
         triangular_inverse.PASS,
         stable_stack.PASS,
@@ -150,10 +152,15 @@ def select(
     )
 
 
-def _pass(asked: str | Pass) -> Pass:
+def _pass(asked: Any) -> Pass:
     """The pass of a name; or one given as it is, which may not take the name of another."""
     if isinstance(asked, str):
         return by_name(asked)
+    if not isinstance(asked, Pass):
+        raise TypeError(
+            f"found the pass {asked!r} of type {type(asked).__name__}; wanted a name, as in "
+            "'argsort_packed_key', or a relower.passes.Pass"
+        )
     fault = fault_of(asked)
     if fault is not None:
         raise TypeError(f"passes: found {fault}, or a name")

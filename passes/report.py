@@ -97,6 +97,7 @@ class Report:
                     "reasons": [r.to_json() for r in s.reasons],
                     **({} if not s.lines else {"lines": list(s.lines)}),
                     **({} if s.measured is None else {"measured": asdict(s.measured)}),
+                    **({} if s.suggestion is None else {"suggestion": s.suggestion.to_json()}),
                 }
                 for s in self.sites
             ],
@@ -130,6 +131,8 @@ class Report:
             lines.extend(f"           {address}" for address in s.addresses)
             lines.extend(f"           {r.code}: {r}" for r in s.reasons)
             lines.extend([f"           {s.measured}"] if s.measured is not None else [])
+            if s.suggestion is not None:
+                lines.append(f"           in the source: {s.suggestion.sentence}")
         lines.extend("  " + line for line in frozen_tree([f.to_json() for f in self.frozen]))
         lines.extend(
             f"  not entered: {g.count} × {g.primitive}.{g.param}: {g.reason}" for g in self.coverage

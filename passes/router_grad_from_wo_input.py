@@ -146,6 +146,8 @@ PASS = Pass(
     contract=Contract.ROUNDING,
     summary="the gradient of rows' weights, ⟨g, h · wo⟩ → ⟨g · woᵀ, h⟩, which is at hand",
     measure="matrix products",
+    suggest="give the weighted product a `jax.custom_vjp` that takes the weights' gradient "
+    "from the rows that go into it",
     roots=lambda: products() | {primitive("reduce_sum_p")},
     find=_find,
     requirements=told(_REQUIREMENTS, lambda m: m.captures["backward"].differences),

@@ -111,14 +111,23 @@ def _around(scope: Scope) -> list[Scope]:
     return [caller.scope for caller in scope.route() or ()]
 
 
+def _going(scope: Scope) -> set[int]:
+    """The equations of all chains that end here in a concatenation, which goes too."""
+    known: set[int] | None = scope.memo.get("split_fused_wi")
+    if known is None:
+        roots = [i for i in scope.live if scope.eqns[i].primitive is primitive("concatenate_p")]
+        chains = {i: _chain(scope, i) for i in roots}
+        known = {i for i, chain in chains.items() if chain.root is not None}
+        known |= {i for chain in chains.values() if chain.root is not None
+                  for where, i in chain.passed if where == id(scope)}  # fmt: skip
+        scope.memo["split_fused_wi"] = known
+    return known
+
+
 def _profitable(match: Match) -> Reason | None:
     """Nothing of the chain may be left for other readers, or it would be worked out twice."""
     scope = match.scope
-    roots = [i for i in scope.live if scope.eqns[i].primitive is primitive("concatenate_p")]
-    chains = {i: _chain(scope, i) for i in roots}
-    going = {i for i, chain in chains.items() if chain.root is not None}
-    going |= {i for chain in chains.values() if chain.root is not None
-              for where, i in chain.passed if where == id(scope)}  # fmt: skip
+    going = _going(scope)
     for where, index in sorted(match.captures["chain"].passed):
         readers = [] if where != id(scope) else [
             r for v in scope.eqns[index].outvars for r in scope.readers(v) if r not in going
@@ -167,6 +176,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="concatenate of f(part) for the parts of one array → f(array)",
     measure="concatenations",
+    suggest="keep the fused weight whole through this chain; split it where it is read",
     roots=lambda: frozenset({primitive("concatenate_p")}),
     find=_find,
     requirements=told(_REQUIREMENTS, lambda m: m.captures["reasons"]),

@@ -8,7 +8,7 @@ rewritten once and stays shared.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from ...compat.mesh_types import differs_only_in_mesh
 from ...compat.source import is_kept
 from ...matchers.facts import Splice
 from ...matchers.graph import Scope
-from ..base import Accepted, Match, Replacement, SiteDeclined
+from ..base import Accepted, Match, Reason, Replacement, SiteDeclined
 from .check import check_rewritten
 from .order import order_of
 from .retype import Retyper
@@ -142,7 +142,9 @@ class Interpreter:
         was_live, before = _live(jaxpr.eqns, jaxpr.outvars)
         if scope.in_kept:
             was_live = set()
-        eqns, after = _prune(was_live, emitted, outvars)
+        gone = _without_a_successor(jaxpr.eqns, sites, emitted, renamed)
+        eqns, after = _prune(was_live, emitted, outvars, gone)
+        _check_unused_readers(gone, after)
         body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
         check_rewritten(body, scope.body, retyped=retyper.active)
         unread = frozenset(
@@ -325,17 +327,60 @@ def _acts(eqn: Eqn) -> bool:
     return bool(eqn.effects) and bool(jaxprs.true_effects(eqn))
 
 
+def _without_a_successor(
+    eqns: Sequence[Eqn],
+    sites: Mapping[int, Accepted],
+    emitted: Sequence[tuple[int, Sequence[Eqn]]],
+    renamed: Mapping[Var, Atom],
+) -> dict[Var, Accepted]:
+    """Results of replaced equations that no replacement gives, each with its site."""
+    found = {
+        v: site
+        for index, site in sites.items()
+        for i in (index, *site.replacement.also)
+        for v in eqns[i].outvars
+        if v not in renamed
+    }
+    if found:
+        for _, made in emitted:
+            for eqn in made:
+                for v in eqn.outvars:
+                    found.pop(v, None)
+    return found
+
+
+def _check_unused_readers(gone: Mapping[Var, Accepted], read: set[Var]) -> None:
+    """Decline sites of which something still reads a value that isn't there any more.
+
+    A pass looks at readers whose results somebody uses. Others stay where their results are
+    outputs of the body, which no caller reads.
+    """
+    blamed = tuple({id(site): site for v, site in gone.items() if v in read}.values())
+    if blamed:
+        declined = SiteDeclined(Reason(
+            "unused-reader", "an output of the body that nobody reads is computed from it",
+            "a reader whose result is an output", "readers of which the rewrite knows",
+        ))  # fmt: skip
+        declined.blamed = blamed
+        raise declined
+
+
 def _prune(
-    was_live: set[int], emitted: Sequence[tuple[int, Sequence[Eqn]]], outvars: Sequence[Atom]
+    was_live: set[int],
+    emitted: Sequence[tuple[int, Sequence[Eqn]]],
+    outvars: Sequence[Atom],
+    gone: Iterable[Var],
 ) -> tuple[list[Eqn], set[Var]]:
     """The emitted equations without those that the rewrite left with no reader; what they read.
+
+    Dead equations that read what is ``gone`` go as well.
 
     What was dead before stays where all that it reads is still there: it is not this rewrite's to
     remove, and no reason to keep what this rewrite has no more use for. What the user keeps stays.
     """
     literal = jaxprs.LITERAL
     read = {a for a in outvars if type(a) is not literal}
-    gone: set[Var] = set()
+    gone = set(gone)
     kept: list[tuple[bool, Eqn]] = []
     for index, made in reversed(emitted):
         for eqn in reversed(made):

@@ -261,6 +261,10 @@ def _match(
                     break
     gone = _unreached(flow, accepted)
     kept = {key: site for key, site in accepted.items() if key[0] not in gone}
+    busy = {site.rewrite.name for site in kept.values()}
+    waiting = {key for key, site in kept.items() if busy.intersection(site.rewrite.yields_to)}
+    for key in waiting:
+        del found[key, kept.pop(key).rewrite.name]
     return kept, {key: site for key, site in found.items() if key[0][0] not in gone}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -69,11 +71,15 @@ class _Judge:
         self.request = request
         self.made = made
         self.walker = Walker()
-        self.cutter = _Cutter(self.walker.onward(_results(self._starts())).values)
-        self.demands = Demands(lambda s, i: self.cutter.cut(s, i, request.finite_grads))
-        self.parameters = Parameters.of(flow)
+        self.cutter = _Cutter(lambda: self.walker.onward(_results(self._starts())).values)
+        self.demands = Demands(lambda s, i: self.cutter.cut(s, i, request.finite_grads), _masks())
         self.unchanged = _unchanged(self.root)
         self.everything = (True,) * len(jaxprs.opened(self.root.body).outvars)
+
+    @functools.cached_property
+    def parameters(self) -> Parameters:
+        """Read once it is asked of what parameter a gradient is, as of most programs it isn't."""
+        return Parameters.of(self.flow)
 
     def _starts(self) -> list[Place]:
         """What makes gradients, those of biases and scales included."""
@@ -191,7 +197,7 @@ class _Judge:
         return found
 
     def _times_zero(self, places: Sequence[Place], demand: Demand) -> list[Gradient]:
-        assuming = Demands(lambda s, i: self.cutter.cut(s, i, True))
+        assuming = Demands(lambda s, i: self.cutter.cut(s, i, True), _masks())
         without = assuming.of(self.root, self.everything, demand.zeroed)
         dead, _ = _told_apart(without)
         line = _place_of(*self.cutter.zeros[0])
@@ -201,6 +207,8 @@ class _Judge:
 
     def _returned_unchanged(self, places: Sequence[Place], demand: Demand) -> list[Gradient]:
         """Gradients of parameters that come out as they went in, though something reads them."""
+        if not self.unchanged:
+            return []
         behind = {i for p in self.made for i in self.parameters.behind(p)}
         if not any(self.unchanged.values()) and behind <= set(self.unchanged):
             return []  # this is no step: it returns all parameters as they are
@@ -256,21 +264,26 @@ class _Judge:
         return names[position] if position < len(names) else str(position)
 
 
+@functools.cache
+def _masks() -> frozenset[Any]:
+    return frozenset({primitive("select_n_p"), primitive("mul_p")})
+
+
 class _Cutter:
     """Masks: equations that drop a gradient, or multiply it by zero."""
 
-    def __init__(self, gradients: set[tuple[int, Var]]) -> None:
-        self._gradients = gradients
+    def __init__(self, gradients: Callable[[], set[tuple[int, Var]]]) -> None:
+        self._find_gradients = gradients
         self.zeros: list[Place] = []
         """Where a gradient is multiplied by zero."""
 
     def cut(self, scope: Scope, index: int, finite: bool) -> Cut | None:
         """What a mask's result is without the gradients that it masks; None for anything else."""
         eqn = scope.eqns[index]
+        if eqn.primitive not in _masks():
+            return None
         if eqn.primitive is primitive("select_n_p"):
             return self._selected(scope, index)
-        if eqn.primitive is not primitive("mul_p"):
-            return None
         for operand in (0, 1):
             known = scope.fact(eqn.invars[1 - operand]).constant
             if known is not None and known.value == 0 and self._is_gradient(scope, index, operand):
@@ -291,6 +304,11 @@ class _Cutter:
             return None
         masked = [o for o in range(1, len(eqn.invars)) if o != chosen]
         return Cut(chosen) if any(self._is_gradient(scope, index, o) for o in masked) else None
+
+    @functools.cached_property
+    def _gradients(self) -> set[tuple[int, Var]]:
+        """Found once there is a mask by a constant, which most programs have none of."""
+        return self._find_gradients()
 
     def _is_gradient(self, scope: Scope, index: int, operand: int) -> bool:
         atom = scope.eqns[index].invars[operand]
@@ -334,7 +352,9 @@ def _contexts(demand: Demand) -> dict[int, list[Demand | None]]:
             inner = known.children.get(index, {}) if known is not None else {}
             needed = known is not None and index in known.live
             for key, child in children.items():
-                whole = Demand(child, child.demanded, frozenset(), live=set(child.live))
+                # Of an equation that can't do with fewer results, all stays as it is.
+                everything = set(range(len(child.eqns)))
+                whole = Demand(child, child.demanded, frozenset(), live=everything)
                 waiting.append((child, inner.get(key, whole) if needed else None))
     return found
 

@@ -150,8 +150,11 @@ MEASURES = {
     "top_k_scatter": lambda eqns: len(eqns("scatter-add")),
     "shared_lhs_dot": lambda eqns: len(eqns("ragged_dot_general")),
     "frozen_gradient": lambda eqns: len(eqns("dot_general")),
-    # Those of the kernel's reference state the type they add up in.
+    # Those of the kernels' references state the type they add up in.
     "gmm_swiglu": lambda eqns: sum(
+        1 for e in eqns("ragged_dot_general") if e.params["preferred_element_type"] is None
+    ),
+    "gmm_dswiglu": lambda eqns: sum(
         1 for e in eqns("ragged_dot_general") if e.params["preferred_element_type"] is None
     ),
     "stable_stack": lambda eqns: sum(
