@@ -12,7 +12,7 @@ from .budget import Budget
 from .numerics_cell import Steps
 from .pass_sets import PassChoice
 
-Kind = Literal["identical", "differs", "snapshot", "numerics", "numerics-control"]
+Kind = Literal["identical", "differs", "snapshot", "numerics", "numerics-control", "locked"]
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,14 @@ class Cell:
     """The programs that budgets name."""
     numerics: Steps | None = None
     """How to compare what the two compute, for a cell that runs them and lowers neither."""
+    locked: bool = False
+    """Whether its sites must be those of ``relower.lock``; nothing is lowered for it."""
 
     @property
     def name(self) -> str:
         """As in ``moe: plain+packed = by_hand (dataflow)``."""
+        if self.locked:
+            return f"{self.lock_name} = lock (sites)"
         if self.numerics is not None and self.other is not None:
             sign = "≈" if self.identical else "≉"
             how = f"numerics, {self.numerics.steps} steps"
@@ -76,8 +80,15 @@ class Cell:
         return f"{self.program}: {self.node.name} {sign} {other} ({self.level})"
 
     @property
+    def lock_name(self) -> str:
+        """The program's name in ``relower.lock``."""
+        return f"{self.program}: {self.node.name}"
+
+    @property
     def kind(self) -> Kind:
         """What it expects."""
+        if self.locked:
+            return "locked"
         if self.numerics is not None:
             return "numerics" if self.identical else "numerics-control"
         if self.other is None:
@@ -86,7 +97,7 @@ class Cell:
 
     def nodes(self) -> tuple[Node, ...]:
         """Every program that has to be lowered for it."""
-        if self.numerics is not None:
+        if self.numerics is not None or self.locked:
             return ()
         other = () if self.other is None else (self.other,)
         return (self.node, *other, *self.references.values())

@@ -38,10 +38,11 @@ _CELL = (
     "agrees-with",
     "disagrees-with",
     "caught-by",
+    "locked",
     *numerics_cell.KEYS,
 )
 _NUMERICS = ("agrees-with", "disagrees-with")
-_EXPECTATIONS = ("identical-to", "differs-from", "snapshot", *_NUMERICS)
+_EXPECTATIONS = ("identical-to", "differs-from", "snapshot", "locked", *_NUMERICS)
 
 
 def load_matrix(path: str | Path) -> Matrix:
@@ -130,6 +131,8 @@ class _Program:
         if len(given) != 1:
             found = " and ".join(given) or "none"
             raise InputError(f"{where}: wanted one of {', '.join(_EXPECTATIONS)}; found {found}")
+        if given[0] == "locked":
+            return self._locked_cell(entry, node, where)
         other = self._other(given[0], entry[given[0]], node, where)
         if given[0] in _NUMERICS:
             return self._numerics_cell(entry, node, other, where)
@@ -161,6 +164,14 @@ class _Program:
             budgets=budgets,
             references=self._references(budgets, node, other, where),
         )
+
+    def _locked_cell(self, entry: dict[str, Any], node: Node, where: str) -> Cell:
+        values.check_keys(entry, ("variant", "passes", "locked"), f"{where}, of kind locked")
+        if entry["locked"] is not True:
+            raise InputError(f"{where} locked: {entry['locked']!r}; wanted true")
+        if node.choice.passes is None:
+            raise InputError(f"{where}: no passes run, so there are no sites to lock; name passes")
+        return Cell(self.name, node, None, True, "exact", locked=True)
 
     def _numerics_cell(
         self, entry: dict[str, Any], node: Node, other: Node | None, where: str

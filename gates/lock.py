@@ -17,8 +17,8 @@ from typing import Any
 from ..lowering.errors import InputError
 
 FORMAT = 1
-_HEAD = f"""# The sites that relower rewrites in each program of the gate. `relower lock` writes this file,
-# `relower gate` fails where a site is lost.
+_HEAD = f"""# The sites that relower rewrites in each program of the gate.
+# `relower lock` writes this file, `relower gate` fails where a site is lost.
 format = {FORMAT}
 """
 
@@ -71,7 +71,8 @@ def written(entries: Sequence[Locked]) -> str:
     """The text of a lock file."""
     parts = [_HEAD]
     for entry in sorted(entries, key=lambda e: e.key):
-        parts.append(f"\n[[program]]\nname = {_text(entry.name)}\njax = {_text(entry.jax)}\n")
+        parts.append(f"\n[[program]]\nname = {_text(entry.name)}\njax = {_text(entry.jax)}\n"
+                     f"sites = {len(entry.sites)}\n")  # fmt: skip
         for address, around in entry.sites.items():
             lines = "".join(f"\n  {_text(line)}," for line in around)
             parts.append(f"[[program.site]]\naddress = {_text(address)}\naround = [{lines}\n]\n")
@@ -105,7 +106,8 @@ def read(path: Path) -> tuple[Locked, ...]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:120]
         raise InputError(
-            f"{path}: not a whole lock file ({reason}); run `relower lock` again, or take it from git"
+            f"{path}: not a whole lock file ({reason}); take it from git, or delete it and run "
+            "`relower lock` again"
         ) from None
 
 
@@ -118,6 +120,9 @@ def _entry(value: Mapping[str, Any]) -> Locked:
         if address in sites:
             raise ValueError(f"{address} twice")
         sites[address] = tuple(around)
+    if value["sites"] != len(sites):
+        raise ValueError(f"{value['sites']} sites of {value['name']} were written, {len(sites)} are "
+                         "there")  # fmt: skip
     if not isinstance(value["name"], str) or not isinstance(value["jax"], str):
         raise ValueError("a name or a version")
     return Locked(value["name"], value["jax"], sites)
@@ -162,3 +167,71 @@ def described(change: Change) -> list[str]:
     else:
         found.append("now: its pass finds nothing there that it could start from")
     return found
+
+
+def report_of(node: Any, folder: Path, timeout: float) -> dict[str, Any]:
+    """What the passes of a gate's program do to it now.
+
+    Raises:
+        ChildFailed: it can't be traced.
+    """
+    from dataclasses import asdict
+
+    from .child import Job, run
+
+    job = Job(
+        "explain", spec=node.spec, args=node.args, target=node.target, route=node.route,
+        mesh=None if node.mesh is None else dict(node.mesh), **asdict(node.choice),
+    )  # fmt: skip
+    return run(job, timeout=timeout, cwd=folder)  # type: ignore[no-any-return]
+
+
+def jax_version() -> str:
+    """The version of jax that is installed."""
+    from importlib.metadata import version
+
+    return version("jax")
+
+
+def lock_path(matrix_path: Path) -> Path:
+    """``relower.lock`` beside ``relower.toml``."""
+    return matrix_path.with_suffix(".lock")
+
+
+def compared(
+    name: str, node: Any, path: Path, folder: Path, timeout: float
+) -> tuple[list[str], list[str], list[str]]:
+    """What is broken, what is undecided, and notes on one program, a line each.
+
+    Raises:
+        InputError: the lock file is damaged, or the program can't be traced.
+    """
+    entries = {entry.key: entry for entry in read(path)}
+    version = jax_version()
+    was = entries.get((name, version))
+    if was is None:
+        others = sorted(jax for known, jax in entries if known == name)
+        if others:
+            said = f"{path.name} knows it of jax {', '.join(others)}, and not of {version}"
+            return [], [f"undecided: {said}; run `relower lock`"], []
+        return [f"{path.name} doesn't have it; run `relower lock`, and commit the file"], [], []
+    report = report_of(node, folder, timeout)
+    broken: list[str] = []
+    changes = lost(was, report)
+    before, after = was.counts(), locked(name, version, report).counts()
+    for owner in dict.fromkeys(c.address.partition("@")[0] for c in changes):
+        broken.append(f"{owner}: {before[owner]} sites → {after[owner]}")
+    for change in changes[:_MOST_SHOWN]:
+        broken += described(change)
+    if len(changes) > _MOST_SHOWN:
+        broken.append(f"and {len(changes) - _MOST_SHOWN} more lost sites")
+    new = gained(was, report)
+    notes = [f"new, run `relower lock` to keep it: {a}" for a in new[:_MOST_SHOWN]]
+    if len(new) > _MOST_SHOWN:
+        notes.append(f"and {len(new) - _MOST_SHOWN} more new sites")
+    if not was.sites:
+        return broken, ["undecided: it was locked with no site: nothing can be lost"], notes
+    return broken, [], notes
+
+
+_MOST_SHOWN = 4

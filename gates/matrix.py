@@ -22,6 +22,7 @@ from .containment import strays
 from .cost_budget import Costs, compile_node, nodes_to_compile
 from .expectations import expectations
 from .inputs import matched
+from .lock import compared, lock_path
 from .numerics_cell import answer, verdict
 from .parallel import in_order
 from .render import plural
@@ -187,6 +188,8 @@ def judge(
     """
     if cell.numerics is not None:
         return _numbers(cell, matrix)
+    if cell.locked:
+        return _sites(cell, matrix)
     failed = {f"{n.name}: {p}": None for n in cell.nodes()
               if isinstance(p := lowered[n], ChildFailed)}  # fmt: skip
     if failed:
@@ -221,6 +224,18 @@ def judge(
     elif cell.only_in:
         broken += strays(found, cell.only_in)
     return CellResult(cell, _status(broken, unclear), (*broken, *unclear), found)
+
+
+def _sites(cell: Cell, matrix: Matrix) -> CellResult:
+    """Compares the sites of a program with those of the lock file."""
+    path = lock_path(matrix.path)
+    try:
+        broken, unclear, notes = compared(
+            cell.lock_name, cell.node, path, matrix.folder, matrix.timeout
+        )
+    except InputError as error:
+        return CellResult(cell, "undecided", (str(error),))
+    return CellResult(cell, _status(broken, unclear), (*broken, *unclear, *notes))
 
 
 def _numbers(cell: Cell, matrix: Matrix) -> CellResult:
@@ -280,7 +295,7 @@ def guards(matrix: Matrix, lowered: Lowered) -> list[str]:
     """
     if not matrix.cells:
         return ["there are no cells: nothing was compared"]
-    known = [snapshot_of_cell(cell, matrix) for cell in matrix.cells if cell.other is None]
+    known = [snapshot_of_cell(cell, matrix) for cell in matrix.cells if cell.kind == "snapshot"]
     stray = unused(matrix.path.with_suffix(".snapshots"), known)
     found = [f"{path}: no cell has this snapshot; delete it" for path in _seen(stray, matrix)]
     if matrix.controls and all(cell.identical for cell in matrix.cells):

@@ -15,6 +15,7 @@ _CLOSING = {
     "identical": "identical",
     "differs": "controls differ",
     "snapshot": "snapshots match",
+    "locked": "keep their sites",
     "numerics": "agree in numbers",
     "numerics-control": "numeric controls caught",
 }
