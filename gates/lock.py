@@ -120,9 +120,9 @@ def _entry(value: Mapping[str, Any]) -> Locked:
         if address in sites:
             raise ValueError(f"{address} twice")
         sites[address] = tuple(around)
-    if value["sites"] != len(sites):
-        raise ValueError(f"{value['sites']} sites of {value['name']} were written, {len(sites)} are "
-                         "there")  # fmt: skip
+    count = value["sites"]
+    if count != len(sites):
+        raise ValueError(f"{value['name']} has {len(sites)} sites, {count} were written")
     if not isinstance(value["name"], str) or not isinstance(value["jax"], str):
         raise ValueError("a name or a version")
     return Locked(value["name"], value["jax"], sites)

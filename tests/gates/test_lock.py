@@ -71,8 +71,9 @@ def test_written_checked_lost_and_accepted_again(folder, capfd):
     assert Path("relower.lock").read_text() == text
 
     last = text.rindex("[[program.site]]")
-    for broken in ("", text[:-40], text[:last], text.replace("format = 1", "format = 2"), text + "x = [", text
-                   + text.partition("format = 1")[2]):  # fmt: skip
+    twice = text + text.partition("format = 1")[2]
+    another = text.replace("format = 1", "format = 2")
+    for broken in ("", text[:-40], text[:last], another, text + "x = [", twice):
         Path("relower.lock").write_text(broken)
         assert main(["lock"]) == 2
         err = capfd.readouterr().err
