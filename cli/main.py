@@ -29,6 +29,8 @@ COMMANDS = {
     "verify": "run every rewrite against what it replaces; with --mutants, broken ones too",
     "probe": "lower a case several times and say what isn't the same each time",
     "gate": "check what must be identical and what must differ",
+    "lock": "write down which sites are rewritten, for the gate to notice what is lost",
+    "bisect": "find the site that breaks a check",
     "fuzz": "test the passes: random programs with their patterns, and what must be true of them",
     "selftest": "test the comparison itself: it must see every mutant, and no noise",
 }

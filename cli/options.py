@@ -99,7 +99,11 @@ def job(options: argparse.Namespace, do: Any, spec: str, **more: Any) -> Job:
     """
     told = [n for n in ("frozen", "assume", "disable") if getattr(options, n, None)]
     sides = (options.passes, getattr(options, "passes_b", None))
-    if told and do != "explain" and all(passes_from(side) is None for side in sides):
+    if (
+        told
+        and do not in ("explain", "bisect")
+        and all(passes_from(side) is None for side in sides)
+    ):
         raise InputError(f"--{told[0]} is for passes: found none, wanted --passes default or names")
     return Job(
         do,

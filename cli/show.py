@@ -78,14 +78,14 @@ def exit_code(code: int, trouble: list[str]) -> int:
 
 
 @contextmanager
-def status(text: str) -> Iterator[None]:
+def status(text: str) -> Iterator[Any]:
     """A line on standard error while something slow runs, on a terminal only."""
     errors = Console(stderr=True)
     if not errors.is_terminal:
-        yield
+        yield None
         return
-    with errors.status(escape(text)):
-        yield
+    with errors.status(escape(text)) as shown:
+        yield shown
 
 
 @contextmanager

@@ -443,9 +443,14 @@ def is_place(eqn: Eqn) -> bool:
     return eqn.primitive is bodies.shard_map_primitive() or _is_pallas_call(eqn)
 
 
-def _is_pallas_call(eqn: Eqn) -> bool:
+def pallas_call() -> Any | None:
+    """The primitive of Pallas calls; None where nobody has loaded Pallas, so that there is none."""
     module = sys.modules.get("jax._src.pallas.pallas_call")
-    return module is not None and eqn.primitive is module.pallas_call_p
+    return None if module is None else module.pallas_call_p
+
+
+def _is_pallas_call(eqn: Eqn) -> bool:
+    return eqn.primitive is pallas_call()
 
 
 def check_equations(eqns: Sequence[Eqn]) -> None:

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from ..lowering.program import Level
 from .budget import Budget
+from .numerics_cell import Steps
 from .pass_sets import PassChoice
 
-Kind = Literal["identical", "differs", "snapshot"]
+Kind = Literal["identical", "differs", "snapshot", "numerics", "numerics-control", "locked"]
 
 
 @dataclass(frozen=True)
@@ -60,23 +61,44 @@ class Cell:
     budgets: tuple[Budget, ...] = ()
     references: Mapping[str, Node] = field(default_factory=dict)
     """The programs that budgets name."""
+    numerics: Steps | None = None
+    """How to compare what the two compute, for a cell that runs them and lowers neither."""
+    locked: bool = False
+    """Whether its sites must be those of ``relower.lock``; nothing is lowered for it."""
 
     @property
     def name(self) -> str:
         """As in ``moe: plain+packed = by_hand (dataflow)``."""
+        if self.locked:
+            return f"{self.lock_name} = lock (sites)"
+        if self.numerics is not None and self.other is not None:
+            sign = "≈" if self.identical else "≉"
+            how = f"numerics, {self.numerics.steps} steps"
+            return f"{self.program}: {self.node.name} {sign} {self.other.name} ({how})"
         sign = "=" if self.identical else "≠"
         other = "snapshot" if self.other is None else self.other.name
         return f"{self.program}: {self.node.name} {sign} {other} ({self.level})"
 
     @property
+    def lock_name(self) -> str:
+        """The program's name in ``relower.lock``."""
+        return f"{self.program}: {self.node.name}"
+
+    @property
     def kind(self) -> Kind:
         """What it expects."""
+        if self.locked:
+            return "locked"
+        if self.numerics is not None:
+            return "numerics" if self.identical else "numerics-control"
         if self.other is None:
             return "snapshot"
         return "identical" if self.identical else "differs"
 
     def nodes(self) -> tuple[Node, ...]:
         """Every program that has to be lowered for it."""
+        if self.numerics is not None or self.locked:
+            return ()
         other = () if self.other is None else (self.other,)
         return (self.node, *other, *self.references.values())
 

@@ -35,7 +35,10 @@ PassSet = Literal["default"] | tuple[str, ...] | None
 class Job:
     """One request to a child. Paths are taken as seen from ``cwd``."""
 
-    do: Literal["lower", "explain", "catalogue", "stage", "selftest", "foreign", "verify"]
+    do: Literal[
+        "lower", "explain", "catalogue", "stage", "selftest", "foreign", "verify", "numerics",
+        "bisect",
+    ]  # fmt: skip
     spec: str = ""
     args: tuple[str, ...] = ()
     passes: PassSet = None

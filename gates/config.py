@@ -9,7 +9,7 @@ from typing import Any
 
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Level
-from . import pass_sets, values
+from . import numerics_cell, pass_sets, values
 from .budget import OTHER, Budget, check_metric, parse_bounds, parse_budget, references
 from .cells import Cell, Matrix, Node
 from .containment import checked
@@ -35,8 +35,14 @@ _CELL = (
     "ops",
     "budget",
     "allow",
+    "agrees-with",
+    "disagrees-with",
+    "caught-by",
+    "locked",
+    *numerics_cell.KEYS,
 )
-_EXPECTATIONS = ("identical-to", "differs-from", "snapshot")
+_NUMERICS = ("agrees-with", "disagrees-with")
+_EXPECTATIONS = ("identical-to", "differs-from", "snapshot", "locked", *_NUMERICS)
 
 
 def load_matrix(path: str | Path) -> Matrix:
@@ -125,7 +131,14 @@ class _Program:
         if len(given) != 1:
             found = " and ".join(given) or "none"
             raise InputError(f"{where}: wanted one of {', '.join(_EXPECTATIONS)}; found {found}")
+        if given[0] == "locked":
+            return self._locked_cell(entry, node, where)
         other = self._other(given[0], entry[given[0]], node, where)
+        if given[0] in _NUMERICS:
+            return self._numerics_cell(entry, node, other, where)
+        stray = [k for k in (*numerics_cell.KEYS, "caught-by") if k in entry]
+        if stray:
+            raise InputError(f"{where}: {stray[0]} goes with {' or '.join(_NUMERICS)}")
         identical = given[0] != "differs-from"
         written = entry.get("only-in")
         only_in = checked(
@@ -151,6 +164,26 @@ class _Program:
             budgets=budgets,
             references=self._references(budgets, node, other, where),
         )
+
+    def _locked_cell(self, entry: dict[str, Any], node: Node, where: str) -> Cell:
+        values.check_keys(entry, ("variant", "passes", "locked"), f"{where}, of kind locked")
+        if entry["locked"] is not True:
+            raise InputError(f"{where} locked: {entry['locked']!r}; wanted true")
+        if node.choice.passes is None:
+            raise InputError(f"{where}: no passes run, so there are no sites to lock; name passes")
+        return Cell(self.name, node, None, True, "exact", locked=True)
+
+    def _numerics_cell(
+        self, entry: dict[str, Any], node: Node, other: Node | None, where: str
+    ) -> Cell:
+        control = "disagrees-with" in entry
+        values.check_keys(
+            {k: v for k, v in entry.items() if k not in ("variant", "passes")},
+            (*_NUMERICS, *numerics_cell.KEYS, *(("caught-by",) if control else ())),
+            f"{where}, of kind numerics",
+        )
+        how = numerics_cell.steps_of(entry, where)
+        return Cell(self.name, node, other, not control, "exact", numerics=how)
 
     def _other(self, key: str, value: Any, node: Node, where: str) -> Node | None:
         if key == "snapshot":

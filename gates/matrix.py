@@ -22,6 +22,8 @@ from .containment import strays
 from .cost_budget import Costs, compile_node, nodes_to_compile
 from .expectations import expectations
 from .inputs import matched
+from .lock import compared, lock_path
+from .numerics_cell import answer, verdict
 from .parallel import in_order
 from .render import plural
 from .results import CellResult, GateResult, Status
@@ -184,6 +186,10 @@ def judge(
 
     The difference's sides are the cell's, as its name reads: left first.
     """
+    if cell.numerics is not None:
+        return _numbers(cell, matrix)
+    if cell.locked:
+        return _sites(cell, matrix)
     failed = {f"{n.name}: {p}": None for n in cell.nodes()
               if isinstance(p := lowered[n], ChildFailed)}  # fmt: skip
     if failed:
@@ -218,6 +224,30 @@ def judge(
     elif cell.only_in:
         broken += strays(found, cell.only_in)
     return CellResult(cell, _status(broken, unclear), (*broken, *unclear), found)
+
+
+def _sites(cell: Cell, matrix: Matrix) -> CellResult:
+    """Compares the sites of a program with those of the lock file."""
+    path = lock_path(matrix.path)
+    try:
+        broken, unclear, notes = compared(
+            cell.lock_name, cell.node, path, matrix.folder, matrix.timeout
+        )
+    except InputError as error:
+        return CellResult(cell, "undecided", (str(error),))
+    return CellResult(cell, _status(broken, unclear), (*broken, *unclear, *notes))
+
+
+def _numbers(cell: Cell, matrix: Matrix) -> CellResult:
+    """Runs the two programs of a cell and compares what they compute."""
+    assert cell.numerics is not None
+    assert cell.other is not None
+    found = answer(cell.other, cell.node, cell.numerics, matrix.folder, matrix.timeout)
+    if isinstance(found, ChildFailed):
+        return CellResult(cell, "undecided", (str(found),))
+    broken, unclear, notes = verdict(found, cell.numerics, not cell.identical)
+    said = (*broken, *unclear, *notes)
+    return CellResult(cell, _status(broken, unclear), said, numerics=found)
 
 
 def _status(broken: Sequence[str], unclear: Sequence[str]) -> Status:
@@ -265,7 +295,7 @@ def guards(matrix: Matrix, lowered: Lowered) -> list[str]:
     """
     if not matrix.cells:
         return ["there are no cells: nothing was compared"]
-    known = [snapshot_of_cell(cell, matrix) for cell in matrix.cells if cell.other is None]
+    known = [snapshot_of_cell(cell, matrix) for cell in matrix.cells if cell.kind == "snapshot"]
     stray = unused(matrix.path.with_suffix(".snapshots"), known)
     found = [f"{path}: no cell has this snapshot; delete it" for path in _seen(stray, matrix)]
     if matrix.controls and all(cell.identical for cell in matrix.cells):
@@ -290,7 +320,7 @@ def _duplicates(matrix: Matrix, lowered: Lowered) -> list[str]:
         return node
 
     for cell in matrix.cells:
-        if cell.identical and cell.other is not None:
+        if cell.identical and cell.other is not None and cell.numerics is None:
             group[root(cell.node)] = root(cell.other)
     compared = {frozenset((c.node, c.other)) for c in matrix.cells}
     found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,9 @@ _CLOSING = {
     "identical": "identical",
     "differs": "controls differ",
     "snapshot": "snapshots match",
+    "locked": "keep their sites",
+    "numerics": "agree in numbers",
+    "numerics-control": "numeric controls caught",
 }
 
 
@@ -26,6 +30,8 @@ class CellResult:
     messages: tuple[str, ...]
     """Why it is broken or undecided."""
     difference: Difference | None = None
+    numerics: Mapping[str, Any] | None = None
+    """Of a cell of kind numerics, every figure."""
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -44,6 +50,7 @@ class CellResult:
             "a": self.cell.node.name,
             "b": None if self.cell.other is None else self.cell.other.name,
             "difference": None if self.difference is None else self.difference.to_json(),
+            **({} if self.numerics is None else {"numerics": dict(self.numerics)}),
         }
 
 

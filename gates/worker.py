@@ -210,6 +210,35 @@ def _foreign(request: dict[str, Any]) -> Any:
     return None
 
 
+def _numerics(request: dict[str, Any]) -> Any:
+    """The case of the request is the reference; ``options`` holds the candidate's own request."""
+    from .numerics.work import applied, compare, contract_of
+
+    options = dict(request["options"])
+    theirs = {**request, **options.pop("candidate")}
+    reference, candidate = _case(request), _case(theirs)
+    contract = options["contract"] or contract_of(theirs["passes"], theirs["contract"])
+    plain = candidate
+    if request["passes"] is not None:
+        reference = _with_passes(reference, request)
+    if theirs["passes"] is not None:
+        candidate = _with_passes(candidate, theirs)
+    names = {"reference": request["spec"], "candidate": theirs["spec"], "contract": contract}
+    found = compare(reference, candidate, {**options, **names})
+    if theirs["passes"] is not None:
+        asked = None if theirs["passes"] == "default" else theirs["passes"]
+        keys = ("contract", "disable", "frozen", "assume")
+        which = {"passes": asked, **{key: theirs[key] for key in keys}}
+        found["sites"] = applied(plain, theirs["spec"], which)
+    return found
+
+
+def _bisect(request: dict[str, Any]) -> Any:
+    from .bisect_work import work
+
+    return work(_case(request), request)
+
+
 _DO: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lower": _lower,
     "explain": _explain,
@@ -218,6 +247,8 @@ _DO: dict[str, Callable[[dict[str, Any]], Any]] = {
     "selftest": _selftest,
     "verify": _verify,
     "foreign": _foreign,
+    "numerics": _numerics,
+    "bisect": _bisect,
 }
 
 

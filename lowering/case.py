@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import InputError
+from .numerics import Numerics
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Case:
     """``build(mesh)`` returns ``(fn, args)`` or ``(fn, args, kwargs)``."""
     expect: Mapping[str, int] = field(default_factory=dict)
     """What the lowered program must hold at least, as in ``{"kernels": 1}``; gates check it."""
+    numerics: Numerics | None = None
+    """What the numerics gate reads of what the function returns."""
     host_queries: tuple[str, ...] = ()
     """Platform queries made while the case's file was loaded, answered for the host."""
 
@@ -59,6 +62,7 @@ def case(
     *args: Any,
     mesh: Mapping[str, int] | None = None,
     expect: Mapping[str, int] | None = None,
+    numerics: Numerics | None = None,
     **kwargs: Any,
 ) -> Case:
     """A case from a function and its arguments, or from ``build`` and a mesh.
@@ -67,14 +71,17 @@ def case(
     "model": 2})`` calls ``build(mesh)`` with the target's own mesh, outside its context, for
     ``(fn, args)`` or ``(fn, args, kwargs)``. Arguments are arrays, ``jax.ShapeDtypeStruct``s or
     pytrees of them; a function that is already jitted keeps its donation and static arguments.
+    ``numerics`` says what the numerics gate reads of what the function returns.
 
     Raises:
         InputError: ``fn`` isn't callable, or ``build`` comes with arguments.
     """
+    if numerics is not None and not isinstance(numerics, Numerics):
+        raise InputError(f"case: numerics is {_shown(numerics)}; wanted a relower.Numerics")
     if not callable(fn):
         raise InputError(f"case: wanted a function first, found {_shown(fn)}")
     if mesh is None:
-        return Case(fn, args, kwargs, expect=dict(expect or {}))
+        return Case(fn, args, kwargs, expect=dict(expect or {}), numerics=numerics)
     if args or kwargs:
         raise InputError(
             "case: with mesh=, the function is build(mesh) and returns its own arguments; "
@@ -82,7 +89,7 @@ def case(
         )
     if not isinstance(mesh, Mapping):
         raise InputError(f"case: mesh must map axis names to extents, found {_shown(mesh)}")
-    return Case(build=fn, mesh=dict(mesh), expect=dict(expect or {}))
+    return Case(build=fn, mesh=dict(mesh), expect=dict(expect or {}), numerics=numerics)
 
 
 def _shown(value: Any) -> str:

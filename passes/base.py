@@ -258,6 +258,8 @@ class Site:
     """The lines that equations were taken from, where that was asked for."""
     addresses: tuple[str, ...] = field(default=(), compare=False)
     """What `optimize` knows each of its equations by, as called from each line (`disable`)."""
+    around: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """The equations around it, where addresses were asked for; `>` marks its own."""
     measured: Measurement | None = field(default=None, compare=False)
     """The figures that decided, where passes were asked to measure."""
     suggestion: Suggestion | None = field(default=None, compare=False)

@@ -97,6 +97,7 @@ class Report:
                     "scope": s.scope,
                     "calls": s.calls,
                     "addresses": list(s.addresses),
+                    "around": list(s.around),
                     "taken_by": self.taken_by(s),
                     "reasons": [r.to_json() for r in s.reasons],
                     **({} if not s.lines else {"lines": list(s.lines)}),

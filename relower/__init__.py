@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .gates.bisect import Bisection as Bisection
+    from .gates.bisect import bisect as bisect
     from .gates.pass_checks import check_pass as check_pass
     from .gates.verify.api import verify as verify
     from .gates.verify.verdict import Evidence as Evidence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from .lowering.cost.model import Cost as Cost
     from .lowering.diff import diff as diff
     from .lowering.lower import lower as lower
+    from .lowering.numerics import Numerics as Numerics
     from .lowering.program import Program as Program
     from .matchers.assume_range import assume_range as assume_range
     from .passes.base import Measured as Measured
@@ -32,12 +35,15 @@ if TYPE_CHECKING:
     from .passes.report import Report as Report
 
 _HOME = {
+    "Bisection": "gates.bisect",
+    "bisect": "gates.bisect",
     "Case": "lowering.case",
     "Cost": "lowering.cost.model",
     "Difference": "lowering.change",
     "Evidence": "gates.verify.verdict",
     "MeasureWarning": "passes.optimize",
     "Measured": "passes.base",
+    "Numerics": "lowering.numerics",
     "Frozen": "passes.frozen",
     "PassNotApplicable": "passes.base",
     "Program": "lowering.program",

@@ -14,6 +14,9 @@ from ..base import Accepted, Pass, Reason, Replacement, Site, Status
 from ..disable import DISABLED
 from .addresses import Addresses
 
+AROUND = 3
+"""Equations shown before and after one."""
+
 
 @dataclass(frozen=True)
 class Told:
@@ -129,7 +132,32 @@ def site_of(p: Pass, scope: Scope, index: int, told: Told) -> Site:
         calls=scope.runs,
         equation=id(eqn),
         addresses=told.of(p, scope, index),
+        around=() if told.addresses is None else _around(scope, index),
     )
+
+
+def _around(scope: Scope, index: int) -> tuple[str, ...]:
+    """The equation with what makes its operands and what reads its results, in program order."""
+    eqn = scope.eqns[index]
+    near = {index}
+    for atom in eqn.invars:
+        made = scope.definition(atom) if jaxprs.is_var(atom) else None
+        near.update(() if made is None else (made[0],))
+    for var in eqn.outvars:
+        near.update(r for r in scope.readers(var)[:AROUND] if r >= 0)
+    chosen = sorted(sorted(near, key=lambda i: abs(i - index))[: 2 * AROUND + 1])
+    return tuple(f"{'>' if i == index else ' '} {_brief(scope.eqns[i])}" for i in chosen)
+
+
+def _brief(eqn: Eqn) -> str:
+    """As in ``sort(i32[512], i32[512]) → i32[512], i32[512]``; alike in every version of jax."""
+
+    def types(atoms: Iterable[Any]) -> str:
+        return ", ".join(a.aval.str_short(short_dtypes=True) for a in atoms)
+
+    name = eqn.params.get("name")
+    label = f"{eqn.primitive.name} {name}" if isinstance(name, str) else eqn.primitive.name
+    return f"{label}({types(eqn.invars)}) → {types(eqn.outvars)}"
 
 
 def refusal_key(p: Pass, scope: Scope, index: int) -> tuple[Any, ...]:

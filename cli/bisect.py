@@ -1,0 +1,109 @@
+"""``relower bisect``: which site breaks a check."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from ..gates.child import run
+from ..gates.render import indented, plural
+from .options import Subparsers, add_command, add_lowering, job
+from .show import console, print_json, status
+
+CODES = {"holds": 0, "found": 1, "fails-without": 2, "flaky": 2, "unfinished": 2}
+
+
+def add(commands: Subparsers, summary: str) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "bisect", _run, summary)
+    parser.add_argument(
+        "case", help="FILE.py:NAME, or FILE.py:NAME[KEY] for one of a dict of cases"
+    )
+    parser.add_argument(
+        "--check", required=True, metavar="bits|numerics|FILE.py:FUNCTION",
+        help="what fails: outputs that have other bits, a broken figure of the numerics gate, or a "
+        "function that gets the optimized function and raises or returns False",
+    )  # fmt: skip
+    parser.add_argument(
+        "--most", type=_count, default=200, metavar="N", help="checks to run at most; default: 200"
+    )
+    add_lowering(parser)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: wanted a number of at least 1")
+    return int(text)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ..gates.numerics_cell import variables
+
+    with tempfile.TemporaryDirectory(prefix="relower-bisect-") as folder:
+        log = Path(folder, "checks")
+        more = {"check": options.check, "most": options.most, "log": str(log)}
+        request = replace(job(options, "bisect", options.case), options=more)
+        with status(f"bisecting {options.case}") as shown, _following(log, shown, options.case):
+            found = run(request, timeout=options.timeout, variables=variables())
+    if options.json:
+        print_json("bisect", found)
+    else:
+        show(console(), found, options.case)
+    return CODES[found["outcome"]]
+
+
+@contextmanager
+def _following(log: Path, shown: Any, case: str) -> Iterator[None]:
+    """Says on the terminal how many checks there have been, while a child runs them."""
+    end = threading.Event()
+
+    def follow() -> None:
+        while not end.wait(0.5):
+            try:
+                checks, left = log.read_text().split()
+            except (OSError, ValueError):
+                continue
+            shown.update(f"bisecting {escape(case)}: {checks} checks, {left} sites left")
+
+    if shown is None:
+        yield
+        return
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def show(out: Console, found: dict[str, Any], case: str) -> None:
+    """Prints what a bisection came to."""
+    out.print(Text(case, style="bold"))
+    text = {
+        "found": "the check fails with",
+        "holds": "the check holds with all sites on",
+        "fails-without": "the check fails with all sites off: no rewrite is to blame",
+        "flaky": "the check is flaky: nothing can be said",
+        "unfinished": "not finished; the check fails with",
+    }[found["outcome"]]
+    indented(out, Text(text, style="green" if found["outcome"] == "holds" else "yellow"))
+    for site in found["sites"]:
+        indented(out, Text(site, style="bold red"), 4)
+    indented(out, Text(found["said"]), 4)
+    if found["rest_holds"] is True:
+        indented(out, Text("and holds with all others on: disable these"))
+    elif found["rest_holds"] is False:
+        indented(out, Text("and fails with all others on as well: other sites break it too"))
+    checks = plural(found["checks"], "check")
+    out.print(f"{checks}, {plural(found['among'], 'site')}")

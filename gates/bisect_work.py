@@ -1,0 +1,114 @@
+"""The child's side of ``relower bisect``: the check that is asked for, and the search."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..lowering.case import Case
+from ..lowering.errors import InputError
+from ..lowering.load import load_module
+from .bisect import Check, bisect
+from .numerics.judge import Rule, judge
+from .numerics.runs import Program, arrays_of, replicates, run
+
+BUILT_IN = ("bits", "numerics")
+
+
+def work(case: Case, request: dict[str, Any]) -> dict[str, Any]:
+    """Bisects a case; ``options`` of the request holds ``check`` and ``most``.
+
+    Raises:
+        InputError: there is no such check, or the case can't be run for it.
+    """
+    from ..lowering.targets import mesh_context
+    from .numerics.runs import nothing
+
+    options = request["options"]
+    base = arrays_of(case, request["spec"])
+    check = _check(options["check"], base, request["spec"])
+    named = request["passes"] not in (None, "default")
+    told = {"passes": request["passes"] if named else None, "contract": request["contract"],
+            "frozen": request["frozen"], "assume": request["assume"],
+            "disable": request["disable"]}  # fmt: skip
+    log = options.get("log")
+
+    def note(checks: int, left: int) -> None:
+        if log is not None:
+            Path(log).write_text(f"{checks} {left}")
+
+    with mesh_context(base.mesh) if base.mesh is not None else nothing():
+        found = bisect(base.fn, check, *base.args, most=options["most"], progress=note,
+                       options=told, **base.kwargs)  # fmt: skip
+    return found.to_json()
+
+
+def _check(name: str, base: Program, spec: str) -> Check:
+    if name == "bits":
+        return _bits(base)
+    if name == "numerics":
+        return _numerics(base, spec)
+    path, colon, function = name.rpartition(":")
+    if not colon or not path:
+        raise InputError(
+            f"--check {name!r}: wanted FILE.py:FUNCTION, or one of {', '.join(BUILT_IN)}"
+        )
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such file")
+    found = getattr(load_module(Path(path)), function, None)
+    if not callable(found):
+        raise InputError(f"{path}: no function {function!r}")
+    return _of_user(found, base)
+
+
+def _of_user(function: Callable[..., Any], base: Program) -> Check:
+    """Called with the optimized function; with its arguments too where it takes two."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        parameters = {}.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    wanted = [p for p in parameters if p.default is p.empty and p.kind in positional]
+    if len(wanted) < 2:
+        return lambda made: function(made)
+    return lambda made: function(made, base.args)
+
+
+def _bits(base: Program) -> Check:
+    import jax
+    import numpy as np
+
+    from .numerics.runs import copied
+
+    def run_once(fn: Callable[..., Any]) -> list[Any]:
+        out = jax.jit(fn)(*copied(base.args), **copied(dict(base.kwargs)))
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(out)]
+
+    wanted = run_once(base.fn)
+
+    def check(made: Callable[..., Any]) -> None:
+        for index, (a, b) in enumerate(zip(wanted, run_once(made), strict=True)):
+            if a.dtype != b.dtype or a.shape != b.shape or a.tobytes() != b.tobytes():
+                raise AssertionError(f"output {index}, {a.dtype}{list(a.shape)}, differs in bits")
+
+    return check
+
+
+def _numerics(base: Program, spec: str) -> Check:
+    if base.numerics is None:
+        raise InputError(f"{spec}: --check numerics needs numerics=relower.Numerics(...)")
+    steps = 1 if base.numerics.advance is None else 2
+    reference = run(base, steps)
+    near = replicates(base, steps, 3)
+
+    def check(made: Callable[..., Any]) -> None:
+        found = judge(reference, near, run(base, steps, made), Rule("rounding"))
+        wrong = [c for c in found if c.status == "broken"]
+        if wrong:
+            worst = max(wrong, key=lambda c: c.ratio)
+            raise AssertionError(f"{worst.of} {worst.figure} {worst.found:.2g}, wanted at most "
+                                 f"{worst.limit:.2g}")  # fmt: skip
+
+    return check

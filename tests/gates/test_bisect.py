@@ -1,0 +1,106 @@
+"""`bisect` finds what breaks a check, and says so where nothing can be said."""
+
+import random
+from itertools import combinations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import relower
+from relower.cli.main import main
+from relower.gates.bisect import _Search
+
+SITES = [f"p@f#{i}" for i in range(1, 17)]
+
+
+def search(fails, most=200, sites=SITES):
+    """A bisection whose check fails where ``fails`` says so of the sites that are on."""
+    made = _Search(lambda on: on, lambda on: not fails(on), most, None, len(sites))
+    return made.run(sites)
+
+
+@pytest.mark.parametrize("bad", [(SITES[0],), (SITES[15],), *combinations(SITES[3:16:4], 2)])
+def test_the_one_site_or_pair_is_found(bad):
+    found = search(lambda on: set(bad) <= on)
+    assert (found.outcome, set(found.sites), found.rest_holds) == ("found", set(bad), True)
+    assert found.checks <= 60
+
+
+def test_what_is_found_is_minimal_where_several_break_it():
+    found = search(lambda on: {"p@f#3"} <= on or {"p@f#9", "p@f#10"} <= on)
+    assert found.sites in (("p@f#3",), ("p@f#9", "p@f#10"))
+    assert found.rest_holds is False
+
+
+def test_holds_and_fails_without_any():
+    assert search(lambda on: False).outcome == "holds"
+    assert search(lambda on: True).outcome == "fails-without"
+    assert search(lambda on: True, sites=[]).outcome == "holds"
+
+
+def test_a_flaky_check_is_called_so():
+    rng = random.Random(0)
+    outcomes = {search(lambda on: bool(on) and rng.random() < 0.5).outcome for _ in range(30)}
+    assert outcomes <= {"flaky", "found", "holds"}
+    assert "flaky" in outcomes
+    state = iter([False, True, *[True] * 9, *[False] * 99])
+    assert search(lambda on: bool(on) and next(state)).outcome in ("flaky", "holds")
+
+
+def test_it_ends():
+    found = search(lambda on: set(SITES[::2]) <= on, most=7)
+    assert (found.outcome, found.checks) == ("unfinished", 7)
+    assert set(SITES[::2]) <= set(found.sites)
+
+
+def step(x, ids):
+    ids = relower.assume_range(ids, 0, 7)
+    order = jnp.argsort(ids)
+    counts = jnp.bincount(ids, length=8)
+    return x[order], jnp.take(counts, ids)
+
+
+ARGS = jnp.ones((64, 2)), jnp.arange(64, dtype=jnp.int32) % 8
+
+
+def test_of_a_function_and_a_check_that_raises():
+    def check(made):
+        text = str(jax.make_jaxpr(made)(*ARGS))
+        assert "num_keys=1" in text or "dimension=0" not in text
+        if "is_stable=False" in text:
+            raise RuntimeError("an unstable sort")
+
+    found = relower.bisect(step, check, *ARGS)
+    assert found.outcome == "found"
+    assert found.sites == ("argsort_packed_key@jit(argsort):step#1",)
+    assert found.said == "RuntimeError: an unstable sort"
+    assert found.among > 1
+
+
+FILE = """
+import jax, jax.numpy as jnp, relower
+
+def step(x, ids):
+    ids = relower.assume_range(ids, 0, 7)
+    return x[jnp.argsort(ids)], jnp.bincount(ids, length=8)
+
+def case():
+    return relower.case(step, jnp.ones((64, 2)), jnp.arange(64, dtype=jnp.int32) % 8)
+
+def check(made, args):
+    return "is_stable=False" not in str(jax.make_jaxpr(made)(*args))
+"""
+
+
+def test_the_command(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "step.py").write_text(FILE)
+    assert main(["bisect", "step.py:case", "--check", "step.py:check"]) == 1
+    out = capfd.readouterr().out
+    assert "the check fails with\n    argsort_" in out
+    assert "and holds with all others on: disable these" in out
+    assert main(["bisect", "step.py:case", "--check", "bits"]) == 0
+    assert "the check holds with all sites on" in capfd.readouterr().out
+    assert main(["bisect", "step.py:case", "--check", "step.py:nothing"]) == 2
+    assert "no function 'nothing'" in capfd.readouterr().err
