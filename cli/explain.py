@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from ..gates.child import run
+from ..gates.patch import Patch, patch
 from ..gates.render import indented, plural, source_text
 from ..lowering.cost.measurement import Measurement
+from ..lowering.errors import InputError
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
 from .show import console, print_json, status
 
-SCOPES_SHOWN = 3
+ADDRESSES_SHOWN = 3
 
 
 def add(commands: Subparsers, summary: str) -> None:
@@ -40,21 +42,62 @@ def add(commands: Subparsers, summary: str) -> None:
     parser.add_argument(
         "--no-cache", action="store_true", help="compile also what was compiled before"
     )
+    parser.add_argument(
+        "--suggest",
+        action="store_true",
+        help="say what to write in the source instead, with a patch where that is mechanical",
+    )
+    parser.add_argument(
+        "--patch", metavar="FILE", help="write the patch of --suggest there, not to the terminal"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
     request = job(options, "explain", options.case)
+    asked: dict[str, Any] = {}
     if options.measure:
-        measure = {"limit": options.limit, "cache": not options.no_cache}
-        request = replace(request, options={"measure": measure})
+        asked["measure"] = {"limit": options.limit, "cache": not options.no_cache}
+    if options.suggest or options.patch is not None:
+        if "@" in options.case.rpartition(":")[2]:
+            raise InputError(f"{options.case}: --suggest is for the files of the work tree")
+        asked["suggest"] = True
+    request = replace(request, options=asked)
     doing = "measuring" if options.measure else "tracing"
     with status(f"{doing} {options.case}"):
         report = run(request, timeout=options.timeout)
+    made = patch(report) if "suggest" in asked else None
+    if made is not None:
+        report["patch"], report["not_patched"] = made.text, list(made.left)
+        for site in report["sites"]:
+            site.get("suggestion", {}).pop("edits", None)  # the patch says it better
+    if options.patch is not None:
+        _write(options.patch, report["patch"])
     if options.json:
         print_json("report", report)
     else:
         show(console(), report, options.case)
+        if made is not None:
+            _patch(console(), made, options.patch)
     return 0
+
+
+def _write(file: str, text: str) -> None:
+    with open(file, "w", encoding="utf-8", newline="") as opened:
+        opened.write(text)
+
+
+def _patch(out: Console, made: Patch, file: str | None) -> None:
+    """Prints what can be written by a machine, and why not the rest."""
+    out.print()
+    where = "" if file is None else f", written to {file}"
+    changed = f"patch: {plural(made.edited, 'expression')}{where}"
+    out.print(Text(changed, style="bold"))
+    if made.edited:
+        indented(out, Text("for the shapes and ranges of this case", style="dim"))
+    for line in made.left:
+        indented(out, Text(f"not in it: {line}", style="yellow"))
+    if file is None:
+        out.print(Text(made.text), soft_wrap=True)
 
 
 def show(out: Console, report: dict[str, Any], case: str) -> None:
@@ -139,11 +182,12 @@ def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
         head.append(f"  {places} equations")
     indented(out, head)
     indented(out, Text(source_text(first["source"]), style="cyan"), 4)
-    scopes = [scope for scope in dict.fromkeys(site["scope"] for site in sites) if scope]
-    for scope in scopes[:SCOPES_SHOWN]:
-        indented(out, Text(scope, style="dim"), 4)
-    if len(scopes) > SCOPES_SHOWN:
-        indented(out, Text(f"and {plural(len(scopes) - SCOPES_SHOWN, 'more scope')}", "dim"), 4)
+    addresses = list(dict.fromkeys(a for site in sites for a in site["addresses"]))
+    for address in addresses[:ADDRESSES_SHOWN]:
+        indented(out, Text(address, style="dim"), 4)
+    rest = len(addresses) - ADDRESSES_SHOWN
+    if rest > 0:
+        indented(out, Text(f"and {rest} more address{'es' * (rest > 1)}; --json has all", "dim"), 4)
     for index, reason in enumerate(first["reasons"]):
         indented(out, Text.assemble((reason["code"], "yellow"), f": {reason['sentence']}"), 4)
         for name in ("found", "wanted"):
@@ -151,6 +195,8 @@ def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
             text = "; or ".join(value for value in values if value)
             if text:
                 indented(out, Text(f"{name:6} {text}"), 6)
+    for said in dict.fromkeys(s["suggestion"]["sentence"] for s in sites if "suggestion" in s):
+        indented(out, Text.assemble(("in the source", "green"), f": {said}"), 4)
     measured = first.get("measured")
     if measured is not None:
         style = "yellow" if measured["why"] is not None else "green"

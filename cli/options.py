@@ -32,6 +32,13 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
     """The options that say how a case is traced and lowered."""
     group = parser.add_argument_group("how a case is lowered")
     group.add_argument("--passes", metavar="A,B", help="'none', 'default', or names of passes")
+    group.add_argument(
+        "--disable",
+        action="append",
+        default=[],
+        metavar="PASS|ADDRESS",
+        help="a pass not to run, or the address of a site to leave alone, as explain shows it",
+    )
     add_told(group)
     group.add_argument("--target", metavar="KIND:AxBxC", help="as in TPU7x:2x2x1, the default")
     group.add_argument("--route", choices=("abstract", "topology"), help="default: abstract")
@@ -90,7 +97,7 @@ def job(options: argparse.Namespace, do: Any, spec: str, **more: Any) -> Job:
     Raises:
         InputError: something is said for passes of which none is to run.
     """
-    told = [n for n in ("frozen", "assume") if getattr(options, n, None) is not None]
+    told = [n for n in ("frozen", "assume", "disable") if getattr(options, n, None)]
     sides = (options.passes, getattr(options, "passes_b", None))
     if told and do != "explain" and all(passes_from(side) is None for side in sides):
         raise InputError(f"--{told[0]} is for passes: found none, wanted --passes default or names")
@@ -99,6 +106,7 @@ def job(options: argparse.Namespace, do: Any, spec: str, **more: Any) -> Job:
         spec=spec,
         args=tuple(options.arg),
         target=options.target,
+        disable=tuple(getattr(options, "disable", ())),
         frozen=getattr(options, "frozen", None),
         assume=getattr(options, "assume", None),
         route=options.route,

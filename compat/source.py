@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from typing import Any
 
 from jax._src import source_info_util
 
@@ -16,9 +17,38 @@ KEPT = "relower.keep"
 
 def source_line(eqn: Eqn) -> str | None:
     """``file.py:line`` of the innermost frame outside jax and relower; None where jax kept none."""
+    place = source_place(eqn)
+    return None if place is None else place[0]
+
+
+def source_place(eqn: Eqn) -> tuple[str, str] | None:
+    """``file.py:line`` and the function of the innermost frame outside jax and relower.
+
+    The function's name is its last part alone: Python versions differ in how they qualify it.
+    """
+    frame = _user_frame(eqn)
+    if frame is None:
+        return None
+    return f"{frame.file_name}:{frame.start_line}", frame.function_name.rpartition(".")[2]
+
+
+def source_span(eqn: Eqn) -> tuple[str, int, int, int, int] | None:
+    """File, line, column, last line and last column of the expression in `source_line`'s frame.
+
+    Lines from 1, columns from 0 in UTF-8 bytes, as in `ast`; None where there is no frame.
+    """
+    frame = _user_frame(eqn)
+    if frame is None:
+        return None
+    return (frame.file_name, frame.start_line, frame.start_column, frame.end_line,
+            frame.end_column)  # fmt: skip
+
+
+def _user_frame(eqn: Eqn) -> Any:
+    """The innermost frame outside jax and relower."""
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
         if os.path.dirname(frame.file_name) not in _own_folders():
-            return f"{frame.file_name}:{frame.start_line}"
+            return frame
     return None
 
 

@@ -20,6 +20,7 @@ from jax._src.util import fun_name
 from . import jaxprs
 from .jaxprs import Atom, Body, Eqn, Jaxpr, Var
 from .mesh_types import differs_only_in_mesh
+from .outputs import Outputs, passed_on
 from .staging import adopted, staged
 
 _HOST_VALUES = (bool, int, float, complex, np.ndarray, np.generic)
@@ -33,7 +34,7 @@ class Traced:
     """A function traced on flat arguments."""
 
     closed: Body
-    out_tree: Any
+    outputs: Outputs
     holds_tracers: bool
     """Whether a constant is another trace's tracer: such a jaxpr must not outlive that trace."""
 
@@ -78,37 +79,23 @@ def trace(
     """
     leaves, in_tree = jax.tree.flatten((args, kwargs))
     slots = [i for i, leaf in enumerate(leaves) if is_dynamic(leaf)]
-    out_tree: Any = None
+    outputs = Outputs(None)
 
     def flat(*dynamic: Any) -> list[Any]:
-        nonlocal out_tree
+        nonlocal outputs
         filled = list(leaves)
         for slot, value in zip(slots, dynamic, strict=True):
             filled[slot] = value
         inner_args, inner_kwargs = jax.tree.unflatten(in_tree, filled)
-        outs, out_tree = jax.tree.flatten(fn(*inner_args, **inner_kwargs))
-        _check_outputs(fn, outs, out_tree)
-        return list(outs)
+        outs, tree = jax.tree.flatten(fn(*inner_args, **inner_kwargs))
+        outputs = Outputs(tree, passed_on(fn, outs, tree, leaves))
+        kept = dict(outputs.passed_on)
+        return [out for i, out in enumerate(outs) if i not in kept]
 
     debug = api_util.debug_info("relower.optimize", fn, args, kwargs)
     debug = debug._replace(arg_names=None) if hasattr(debug, "_replace") else debug
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(flat, debug_info=debug), list(avals))
-    return Traced(close(jaxpr, consts), out_tree, any(isinstance(c, core.Tracer) for c in consts))
-
-
-def _check_outputs(fn: Callable[..., Any], outs: Sequence[Any], out_tree: Any) -> None:
-    for i, out in enumerate(outs):
-        try:
-            core.typeof(out)
-        except TypeError:
-            path, _ = jax.tree_util.tree_flatten_with_path(
-                jax.tree.unflatten(out_tree, list(range(len(outs))))
-            )[0][i]
-            name = getattr(fn, "__name__", type(fn).__name__)
-            raise TypeError(
-                f"{name} returned {out!r} of type {type(out).__name__} at "
-                f"result{jax.tree_util.keystr(path)}; wanted an array or a number"
-            ) from None
+    return Traced(close(jaxpr, consts), outputs, any(isinstance(c, core.Tracer) for c in consts))
 
 
 def close(jaxpr: Any, consts: Sequence[Any]) -> Body:
@@ -158,6 +145,11 @@ def trace_context() -> Any:
     axis_env = core.get_axis_env()
     names = tuple(sorted((str(k), v) for k, v in axis_env.axis_sizes.items()))
     return config.trace_context(), names
+
+
+def named_axes() -> tuple[str, ...]:
+    """The names of the axes that a collective could name here."""
+    return tuple(str(name) for name in core.get_axis_env().axis_sizes)
 
 
 def trace_replacement(

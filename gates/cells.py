@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..lowering.program import Level
 from .budget import Budget
-from .child import PassSet
+from .pass_sets import PassChoice
 
 Kind = Literal["identical", "differs", "snapshot"]
 
@@ -24,7 +24,7 @@ class Node:
     spec: str
     args: tuple[str, ...]
     mesh: tuple[tuple[str, int], ...] | None
-    passes: PassSet
+    choice: PassChoice
     target: str | None
     route: str | None
     inputs: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Node:
     def work(self) -> tuple[Any, ...]:
         """Equal for nodes that are one lowering."""
         where = (self.target, self.route)
-        return (self.spec, self.args, self.mesh, self.passes, *where, self.inputs)
+        return (self.spec, self.args, self.mesh, self.choice, *where, self.inputs)
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,18 @@ PassSet = Literal["default"] | tuple[str, ...] | None
 class Job:
     """One request to a child. Paths are taken as seen from ``cwd``."""
 
-    do: Literal["lower", "explain", "catalogue", "stage", "selftest", "foreign"]
+    do: Literal["lower", "explain", "catalogue", "stage", "selftest", "foreign", "verify"]
     spec: str = ""
     args: tuple[str, ...] = ()
     passes: PassSet = None
     contract: str = "bitwise"
+    disable: tuple[str, ...] = ()
+    """Names of passes, and addresses of single sites, that are turned off."""
     frozen: str | None = None
     """A regex on the paths of the output's leaves; looked at only where passes run."""
     assume: str | None = None
+    quiet: bool = False
+    """Whether a pass asked for by name that applies nowhere is no error."""
     target: str | None = None
     route: str | None = None
     mesh: Mapping[str, int] | None = None

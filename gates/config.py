@@ -9,10 +9,9 @@ from typing import Any
 
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Level
-from . import values
+from . import pass_sets, values
 from .budget import OTHER, Budget, check_metric, parse_bounds, parse_budget, references
 from .cells import Cell, Matrix, Node
-from .child import PassSet, passes_from
 from .containment import checked
 
 DEFAULT_TIMEOUT = 900.0
@@ -95,14 +94,12 @@ class _Program:
         self._gate = gate
         self._entry = entry
         self._variants = values.table(entry.get("variants", {}), f"{self._where} variants")
-        self._sets: dict[str, PassSet] = {"none": None, "default": "default"}
+        self._sets = {"none": pass_sets.NONE, "default": pass_sets.DEFAULT}
         for name, value in values.table(entry.get("passes", {}), f"{self._where} passes").items():
             if name in ("none", "default"):
                 raise InputError(f"{self._where} passes: {name!r} is defined already")
             where = f"{self._where} passes.{name}"
-            if value != "default" and not isinstance(value, list):
-                raise InputError(f"{where}: {value!r}; wanted a list of names, or 'default'")
-            self._sets[values.name(name, where)] = passes_from(value)
+            self._sets[values.name(name, where)] = pass_sets.pass_choice(value, where)
         for name in self._variants:
             values.name(name, f"{self._where} variants")
 
@@ -212,7 +209,7 @@ class _Program:
             spec=spec,
             args=values.names(table.get("args", []), f"{what} args", strict=False),
             mesh=extents,
-            passes=self._sets[pass_set],
+            choice=self._sets[pass_set],
             target=values.text(table.get("target", self._gate.get("target")), f"{what} target"),
             route=values.text(table.get("route", self._gate.get("route")), f"{what} route"),
             inputs=_inputs(self._entry, self._where) + _inputs(table, what),

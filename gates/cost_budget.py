@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from ..lowering.compile import StagedModule
 from ..lowering.cost.cache import CostCache
@@ -51,7 +52,7 @@ def compile_node(node: Node, matrix: Matrix, cache: CostCache | None) -> Cost | 
                 "stage",
                 spec=node.spec,
                 args=node.args,
-                passes=node.passes,
+                **asdict(node.choice),
                 target=node.target,
                 mesh=None if node.mesh is None else dict(node.mesh),
                 output=folder,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ def _lower(
             "lower",
             spec=node.spec,
             args=node.args,
-            passes=node.passes,
+            **asdict(node.choice),
             target=node.target,
             route=node.route,
             mesh=None if node.mesh is None else dict(node.mesh),

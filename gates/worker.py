@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,14 +119,16 @@ def _explain(request: dict[str, Any]) -> Any:
                     *args,
                     passes=request["passes"] if named else None,
                     contract=request["contract"],
+                    disable=request["disable"],
                     choose=_choice(request),
                     lines=bool(request["options"].get("lines")),
+                    suggest=bool(request["options"].get("suggest")),
                     frozen=request["frozen"],
                     assume=request["assume"],
                     **kwargs,
                 )
         except ValueError as error:
-            told = ("contract is", "frozen", "assume")
+            told = ("contract is", "frozen", "assume", "disable")
             if "no pass called" in str(error) or str(error).startswith(told):
                 raise InputError(str(error)) from error
             raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
@@ -147,7 +149,8 @@ def _choice(request: dict[str, Any]) -> Any:
 
 
 def _catalogue(request: dict[str, Any]) -> Any:
-    from ..passes.registry import all_passes
+    from ..passes import registry
+    from ..passes.plugins import PluginError
 
     def source(fn: Callable[..., Any]) -> str:
         try:
@@ -155,23 +158,42 @@ def _catalogue(request: dict[str, Any]) -> Any:
         except (OSError, TypeError):
             return ""
 
-    return [
+    found, faults = [(p, "relower") for p in registry.all_passes()], []
+    try:
+        for plugin in registry.plugins().values():
+            try:
+                found.append((plugin.load(), plugin.origin))
+            except PluginError as error:
+                faults.append(str(error))
+    except PluginError as error:
+        faults.append(str(error))
+    listed = [
         {
             "name": p.name,
+            "origin": origin,
             "contract": p.contract.value,
+            "by_name": p.by_name,
             "summary": p.summary,
             "requirements": [{"code": r.code, "sentence": r.sentence} for r in p.requirements],
             "before": source(p.before),
             "after": source(p.after),
         }
-        for p in all_passes()
+        for p, origin in found
     ]
+    return {"passes": listed, "faults": faults}
 
 
 def _selftest(request: dict[str, Any]) -> Any:
     from .selftest.work import do
 
     return do(request)
+
+
+def _verify(request: dict[str, Any]) -> Any:
+    from .verify.work import do
+
+    found = do(request)
+    return {**found, "notes": [*found["notes"], *_checked(request)]}
 
 
 def _foreign(request: dict[str, Any]) -> Any:
@@ -190,6 +212,7 @@ _DO: dict[str, Callable[[dict[str, Any]], Any]] = {
     "catalogue": _catalogue,
     "stage": _stage,
     "selftest": _selftest,
+    "verify": _verify,
     "foreign": _foreign,
 }
 
@@ -207,22 +230,26 @@ def _case(request: dict[str, Any]) -> Any:
 
 def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
     from ..passes.optimize import optimize
-    from ..passes.registry import by_name
+    from ..passes.registry import DEFAULT, by_name
 
     names = None if request["passes"] == "default" else request["passes"]
+    which = _quietly(names or ()) if request["quiet"] else {
+        "passes": names, "contract": request["contract"], "disable": ()
+    }  # fmt: skip
+    which["disable"] = (*which["disable"], *request["disable"])
 
     def wrapped(fn: Any) -> Any:
         return optimize(
             fn,
-            passes=names,
-            contract=request["contract"],
+            **which,
             frozen=request["frozen"],
             assume=request["assume"],
         )
 
     try:
         for name in names or ():
-            by_name(name)
+            if name != DEFAULT:
+                by_name(name)
         if chosen.build is None:
             return replace(chosen, fn=wrapped(chosen.fn))
     except ValueError as error:
@@ -234,6 +261,23 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
 
     build.__name__ = chosen.name
     return replace(chosen, build=build)
+
+
+def _quietly(names: Sequence[str]) -> dict[str, Any]:
+    """How to run passes by name without an error where they apply nowhere.
+
+    Raises:
+        InputError: one is unknown, or runs only where it is asked for by name.
+    """
+    from ..passes.registry import all_passes
+
+    every = {p.name: p for p in all_passes()}
+    for name in names:
+        if name not in every:
+            raise InputError(f"no pass called {name!r}; wanted names of passes beside quiet")
+        if every[name].by_name:
+            raise InputError(f"{name} runs only where it is asked for by name: leave quiet out")
+    return {"contract": "rounding", "disable": sorted(set(every) - set(names))}
 
 
 def _where(request: dict[str, Any]) -> dict[str, Any]:

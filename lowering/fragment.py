@@ -86,14 +86,14 @@ def _staged(fragment: Fragment, target: str, name: str) -> StagedModule:
     with jax.enable_x64(fragment.wide):
         fn, args = fragment.fn, [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in fragment.inputs]
         if fragment.manual:
-            fn, args = _by_hand(fragment, mesh)
+            fn, args = by_hand_on(fragment, mesh)
         with mesh_context(mesh):
             lowered = jax.jit(fn).trace(*args).lower(lowering_platforms=("tpu",))
         module = module_bytes(lowered, locations=False)
     return StagedModule(module, compile_settings(lowered), str(goal), name)
 
 
-def _by_hand(fragment: Fragment, mesh: Any) -> tuple[Callable[..., Any], list[Any]]:
+def by_hand_on(fragment: Fragment, mesh: Any) -> tuple[Callable[..., Any], list[Any]]:
     """The fragment under `jax.shard_map`, each device's part as large as its port says.
 
     Parts are laid side by side along the first dimension, a number's along one of its own.

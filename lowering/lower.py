@@ -7,12 +7,15 @@ from typing import Any
 
 import jax
 
+from ..compat import nnx
 from ..compat.callbacks import host_callbacks
 from ..compat.environment import libtpu_version, settings, versions
 from ..compat.fresh import traced_anew
 from ..compat.layouts import stated_layouts
 from ..compat.lowered import calling_convention, hoisted_constants, kernel_locations
 from ..compat.mlir import mosaic_version
+from ..compat.outputs import on_arrays
+from ..compat.tracing import is_jitted
 from .as_target import WHILE_LOWERING, as_target
 from .case import Case, case
 from .errors import InputError
@@ -135,7 +138,7 @@ def _staged(chosen: Case, mesh: Any) -> Any:
     name = getattr(fn, "__name__", chosen.name)
     if not callable(fn):
         raise InputError(f"case {chosen.name}: build(mesh) returned no function")
-    args, kwargs = jax.tree.map(_abstract, (args, dict(kwargs)))
+    fn, args, kwargs = _on_arrays(fn, args, kwargs, name)
     jitted = fn if hasattr(fn, "trace") and hasattr(fn, "lower") else jax.jit(fn)
     try:
         with mesh_context(mesh):
@@ -144,7 +147,7 @@ def _staged(chosen: Case, mesh: Any) -> Any:
         raise InputError(f"{name} can't be traced: {describe(error)}") from error
     try:
         with mesh_context(mesh), kernel_locations(), host_callbacks(), stated_layouts():
-            return traced.lower(lowering_platforms=("tpu",))
+            return nnx.unwrapped(traced.lower(lowering_platforms=("tpu",)))
     except Exception as error:
         if "require devices to be present" in str(error):
             raise InputError(
@@ -152,6 +155,23 @@ def _staged(chosen: Case, mesh: Any) -> Any:
                 "custom_partitioning over several devices needs real ones; take --route topology"
             ) from error
         raise InputError(f"{name} can't be lowered for the TPU: {describe(error)}") from error
+
+
+def _on_arrays(fn: Any, args: Any, kwargs: Any, name: str) -> tuple[Any, Any, Any]:
+    """A function and arguments that jax can trace, arrays of the host as their types."""
+    if not nnx.holds_objects(args, kwargs):
+        bare = None if hasattr(fn, "trace") else on_arrays(fn, args, dict(kwargs))
+        fn, args, kwargs = (fn, args, dict(kwargs)) if bare is None else (*bare, {})
+        return fn, *jax.tree.map(_abstract, (args, kwargs))
+    if nnx.is_jitted(fn):
+        return fn, *nnx.map_arrays(_abstract, args, kwargs)
+    if is_jitted(fn):
+        raise InputError(
+            f"{name} is jitted by jax.jit, which drops what it assigns to the flax NNX objects "
+            "among its arguments: take nnx.jit, or leave the jit out"
+        )
+    on_state, _ = nnx.split(args, kwargs)
+    return nnx.on_state(fn), jax.tree.map(_abstract, on_state), {}
 
 
 def _abstract(leaf: Any) -> Any:

@@ -118,6 +118,8 @@ class Scope:
     """This scope as entered from each of several calls: values of one aren't those of another."""
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What matchers found out about the scope, by keys of their own."""
+    spared: set[int] = field(default_factory=set, repr=False)
+    """Indices of equations that are turned off for a pass that judges the whole program."""
 
     def copy(self) -> Scope:
         """The same body with the same facts for another call, which is yet to be added."""
@@ -248,13 +250,13 @@ class Scope:
 
     def name_stack(self, eqn: Eqn) -> str:
         """The full name-stack path of an equation, through its first callers."""
-        parts = [_step_name(c.scope.eqns[c.index], c.entered) for c in self.path()]
+        parts = [step_name(c.scope.eqns[c.index], c.entered) for c in self.path()]
         parts.append(source.name_stack(eqn))
         return "/".join(p for p in parts if p)
 
     def is_kept(self, index: int) -> bool:
         """Whether an equation is to stay as it is, by its own name stack or that of a call."""
-        return source.is_kept(self.eqns[index]) or self.in_kept
+        return index in self.spared or source.is_kept(self.eqns[index]) or self.in_kept
 
     @property
     def in_kept(self) -> bool:
@@ -325,7 +327,8 @@ class Scope:
         return caller.scope, caller.scope.eqns[caller.index].invars[port.outer]
 
 
-def _step_name(eqn: Eqn, entered: Entered) -> str:
+def step_name(eqn: Eqn, entered: Entered) -> str:
+    """What a call adds to the name-stack path of the equations in a body that it runs."""
     stack = source.name_stack(eqn)
     name = eqn.params.get("name")
     label = f"{eqn.primitive.name}({name})" if isinstance(name, str) else eqn.primitive.name

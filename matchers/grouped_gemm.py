@@ -79,7 +79,7 @@ def grouped_gemm(eqn: Eqn) -> GroupedGemm | None:
         and rhs.aval.ndim == 3
         and sizes.aval.ndim == 1
         and eqn.params["group_offset"] is None
-        and eqn.params["out_sharding"] is None
+        and _is_whole(eqn.params["out_sharding"])
         and tuple(map(tuple, numbers.dot_dimension_numbers[1])) == ((), ())
         and contracted in (((1,), (1,)), ((1,), (2,)))
         and tuple(numbers.lhs_ragged_dimensions) == (0,)
@@ -87,6 +87,11 @@ def grouped_gemm(eqn: Eqn) -> GroupedGemm | None:
     )
     return GroupedGemm(lhs, rhs, sizes, contracted == ((1,), (2,)), eqn.outvars[0].aval.dtype,
                        eqn.params["precision"], plain=plain)  # fmt: skip
+
+
+def _is_whole(sharding: Any) -> bool:
+    """Whether no axis is split; jax's transposes state even that."""
+    return sharding is None or all(part is None for part in sharding.spec)
 
 
 def default_or_highest(precision: Any) -> bool:

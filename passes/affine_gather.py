@@ -27,6 +27,7 @@ from ..matchers.pattern import Mismatch
 from ..matchers.stepped import Stepped, find_stepped
 from ..matchers.wrapped_index import plain_index
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .suggestion import Edit, Suggestion
 
 _PARAMS = frozenset({"dimension_numbers", "fill_value", "indices_are_sorted", "mode",
                      "slice_sizes", "unique_indices"})  # fmt: skip
@@ -165,6 +166,24 @@ def _clamp(index: Any, last: int) -> Any:
     return lax.clamp(index.dtype.type(0), index, index.dtype.type(min(last, limit[1])))
 
 
+def _suggest(match: Match) -> Suggestion:
+    """Integer arithmetic; written for one dtype and indices that are in bounds and not negative."""
+    form, out = match.captures["form"], match.eqn.outvars[0].aval
+    size, fact = match.eqn.invars[0].aval.size, match.scope.fact(match.eqn.invars[1])
+    text = "{index}"
+    text = text if form.div == 1 else f"{{lax}}.div({text}, {form.div})"
+    text = text if form.div * form.mod >= size else f"{{lax}}.rem({text}, {form.mod})"
+    text = text if form.stride == 1 else f"{text} * {form.stride}"
+    text = text if form.offset == 0 else f"{text} + {form.offset}"
+    said = "compute what the table holds: " + text.format(index="index", lax="lax")
+    index = plain_index(match.scope, match.eqn.invars[1]).aval
+    alike = index.dtype == out.dtype and not (index.weak_type or out.weak_type)
+    if not alike or text == "{index}" or not fact.within(0, size - 1):
+        return Suggestion(said)
+    taken = Edit("call", text.replace("{index}", "{1}"), ("take",), 2, (("axis", (0, None)),))
+    return Suggestion(said, (Edit("subscript", text), taken))
+
+
 def before(scores: jax.Array) -> jax.Array:
     """The token of each row, rows sorted by expert; ``scores`` is ``f32[tokens, experts]``."""
     _, ids = lax.top_k(scores, 2)
@@ -184,6 +203,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="take(repeat(arange(T), k), p) → p // k; tile → p % T; iota → offset + stride · p",
     measure="gathers",
+    suggest=_suggest,
     roots=lambda: frozenset({_gather()}),
     find=_find,
     requirements=(

@@ -32,6 +32,7 @@ from ..matchers.key_range import (
 )
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .parts.argsort_edits import packed_edits
 from .parts.argsort_site import (
     HAS_INTEGER_KEY,
     POSITIONS_FIT,
@@ -40,9 +41,12 @@ from .parts.argsort_site import (
     has_known_range,
     has_one_key,
     is_stable,
+    sorted_positions,
     unique_pairs,
 )
+from .parts.mutants import reversed_ties
 from .parts.packed_word import WORD_BITS, fits, pack, unpack_key, unpack_slot
+from .suggestion import Suggestion
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
@@ -104,6 +108,13 @@ def _replace(match: Match) -> Replacement:
     )
 
 
+def _suggest(match: Match) -> Suggestion:
+    argsort, found = argsort_of(match), _range(match)
+    assert found is not None
+    said = f"sort one word of key and position: the keys lie in [{found.lo}, {found.hi}]"
+    return Suggestion(said, packed_edits(match.scope, argsort, found))
+
+
 def before(x: jax.Array) -> jax.Array:
     """The order of expert ids from scores, ``f32[tokens, experts]``, or of a mask, valid first."""
     keys = ~x if x.dtype == jnp.bool_ else lax.top_k(x, 2)[1].reshape(-1)
@@ -124,6 +135,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="argsort of integers in a known range → unstable sort of one packed operand",
     measure="operands of sorts",
+    suggest=_suggest,
     roots=lambda: frozenset({sort_primitive()}),
     find=_find,
     requirements=(
@@ -142,6 +154,7 @@ PASS = Pass(
         ),
     ),
     profitable=lambda match: None,
+    mutants=reversed_ties(sorted_positions),
     replace=_replace,
     before=before,
     after=after,

@@ -23,7 +23,16 @@ from ..matchers.argsort import find_argsort, sort_primitive
 from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
-from .parts.argsort_site import argsort_of, carried, has_one_key, is_stable
+from .parts.argsort_edits import pairs_edits
+from .parts.argsort_site import (
+    argsort_of,
+    carried,
+    has_one_key,
+    is_stable,
+    sorted_positions,
+)
+from .parts.mutants import reversed_ties
+from .suggestion import Suggestion
 
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
@@ -84,6 +93,11 @@ def _safe_to_negate(match: Match) -> Reason | None:
                   str(dtype), "a signed dtype and a lower bound above its least value")  # fmt: skip
 
 
+def _suggest(match: Match) -> Suggestion:
+    said = "sort keys and positions by both and unstably: positions break every tie"
+    return Suggestion(said, pairs_edits(match.scope, argsort_of(match), num_keys=2))
+
+
 def before(keys: jax.Array) -> jax.Array:
     """A stable argsort of ``keys``, ``i32[n]``."""
     return jnp.argsort(keys)
@@ -100,6 +114,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="stable sort by one key, carrying positions → unstable sort of unique pairs",
     measure="stable sorts",
+    suggest=_suggest,
     roots=lambda: frozenset({sort_primitive()}),
     find=_find,
     requirements=(
@@ -117,6 +132,7 @@ PASS = Pass(
         ),
     ),
     profitable=lambda match: None,
+    mutants=reversed_ties(sorted_positions),
     replace=_replace,
     before=before,
     after=after,

@@ -13,6 +13,7 @@ from ..matchers.demand import Demand
 from ..matchers.graph import Dataflow, Scope, Value
 from ..matchers.pattern import Mismatch
 from .frozen import Request
+from .suggestion import Suggestion
 
 
 class Contract(Enum):
@@ -148,6 +149,16 @@ class Pass:
     not asked. None where it has nothing to say."""
     ways: tuple[str, ...] = ()
     """Every name that ``alternatives`` may give at some site."""
+    suggest: str | Callable[[Match], Suggestion] | None = None
+    """What to write in the source instead, so that there is nothing to rewrite."""
+    mutants: Mapping[str, Callable[[Match, Replacement], Replacement | None]] = field(
+        default_factory=dict
+    )
+    """Deliberately broken copies by name: what would be put in place of ``replace``'s. None where
+    a copy differs in nothing at that site. `relower verify --mutants` must catch each."""
+    yields_to: tuple[str, ...] = ()
+    """Passes that go first: while one of them has a site, this one waits for the next round. What
+    it replaces holds, or reads, what they replace."""
     by_name: bool = False
     """Runs only where it is asked for by name: today it may cost more than it saves."""
 
@@ -245,8 +256,12 @@ class Site:
     """Tells equations of one line apart while a program is rewritten."""
     lines: tuple[str, ...] = field(default=(), compare=False)
     """The lines that equations were taken from, where that was asked for."""
+    addresses: tuple[str, ...] = field(default=(), compare=False)
+    """What `optimize` knows each of its equations by, as called from each line (`disable`)."""
     measured: Measurement | None = field(default=None, compare=False)
     """The figures that decided, where passes were asked to measure."""
+    suggestion: Suggestion | None = field(default=None, compare=False)
+    """What to write in the source instead, where that was asked for."""
 
     @property
     def place(self) -> tuple[Any, ...]:

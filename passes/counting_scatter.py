@@ -156,6 +156,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="bincount, zeros.at[ids].add(1) → the product of two one-hot matrices of digits",
     measure="scatter-adds",
+    suggest="count with a product of two one-hot matrices: the function `after` of this pass",
     roots=lambda: frozenset({primitive("scatter_add_p")}),
     find=_find,
     requirements=(

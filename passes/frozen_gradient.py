@@ -90,6 +90,8 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="a weight gradient that is masked or never read → nothing",
     measure="products that make a weight's gradient",
+    suggest="read the frozen weight through `jax.lax.stop_gradient`, so that no gradient of "
+    "it is made",
     roots=makers,
     find=lambda scope, index: None,
     requirements=REQUIREMENTS,

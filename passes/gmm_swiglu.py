@@ -32,15 +32,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..compat.primitives import axes_not_manual
 from ..compat.source import source_line
 from ..kernels.grouped_swiglu.api import grouped_swiglu
 from ..kernels.grouped_swiglu.problem import LANES
-from ..matchers.graph import OUTPUT, Scope
-from ..matchers.grouped_gemm import default_or_highest, grouped_gemms, unnamed_param
+from ..matchers.graph import Scope
+from ..matchers.grouped_gemm import grouped_gemms, unnamed_param
 from ..matchers.pattern import Mismatch
 from ..matchers.swiglu import SwiGlu, alike, find_swiglu, narrower
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .parts import grouped_checks
 from .parts.swiglu_site import gemms, needs_of, replacement_of
 
 _DTYPES = (jnp.bfloat16, jnp.float32)
@@ -77,11 +77,7 @@ def _part(half: int | None) -> str:
 
 
 def _dimensions(match: Match) -> Reason | None:
-    if all(g.plain for g in gemms(match.scope, _site(match))):
-        return None
-    found = match.eqn.params.get("ragged_dot_dimension_numbers")
-    return Reason("dimensions", "the GEMM is of another layout", str(found),
-                  "[m, k] · [groups, k, n], or [groups, n, k]")  # fmt: skip
+    return grouped_checks.dimensions(match, gemms(match.scope, _site(match)))
 
 
 def _dtypes(match: Match) -> Reason | None:
@@ -96,11 +92,7 @@ def _dtypes(match: Match) -> Reason | None:
 
 
 def _precision(match: Match) -> Reason | None:
-    found = gemms(match.scope, _site(match))[0].precision
-    if default_or_highest(found):
-        return None
-    return Reason("precision", "the kernel can't multiply in this precision", str(found),
-                  "the default, or HIGHEST")  # fmt: skip
+    return grouped_checks.precision(gemms(match.scope, _site(match))[0])
 
 
 def _casts(match: Match) -> Reason | None:
@@ -116,12 +108,10 @@ def _casts(match: Match) -> Reason | None:
 
 
 def _readers(match: Match) -> Reason | None:
-    others = needs_of(match.scope, _site(match)).others
-    if not others:
-        return None
-    found = ["an output" if i == OUTPUT else match.scope.eqns[i].primitive.name for i in others]
-    return Reason("other-reader", "what the GEMM made is read as a whole, too",
-                  ", ".join(found), "readers of its halves only")  # fmt: skip
+    return grouped_checks.other_readers(
+        match, needs_of(match.scope, _site(match)).others,
+        "what the GEMM made is read as a whole, too", "readers of its halves only",
+    )  # fmt: skip
 
 
 def _names(match: Match) -> Reason | None:
@@ -136,28 +126,8 @@ def _names(match: Match) -> Reason | None:
 
 def _width(match: Match) -> Reason | None:
     site = _site(match)
-    one = gemms(match.scope, site)[0]
-    width = match.scope.eqns[site.product].outvars[0].aval.shape[-1]
-    contracted = one.lhs.aval.shape[-1]
-    if not one.plain or (width % LANES == 0 and contracted % LANES == 0):
-        return None
-    return Reason("width", "tiles would not divide the matrices", f"{contracted} contracted, "
-                  f"{width} of each half", f"multiples of {LANES}")  # fmt: skip
-
-
-def _mesh(match: Match) -> Reason | None:
-    found = axes_not_manual(match.eqn)
-    if not found:
-        return None
-    axes = ", ".join(f"{n}={s}" for n, s in found.items())
-    return Reason("mesh", "a Mosaic kernel isn't partitioned by the compiler", axes,
-                  "a shard_map over all axes of the mesh")  # fmt: skip
-
-
-def _profitable(match: Match) -> Reason | None:
-    if match.eqn.invars[0].aval.shape[0]:
-        return None
-    return Reason("no-rows", "there is nothing to compute", "0 rows", "at least one")
+    columns = match.scope.eqns[site.product].outvars[0].aval.shape[-1]
+    return grouped_checks.width(gemms(match.scope, site)[0], columns, "of each half")
 
 
 def _replace(match: Match) -> Replacement:
@@ -180,6 +150,7 @@ PASS = Pass(
     contract=Contract.ROUNDING,
     summary="silu(gate) * up of a grouped GEMM's halves → one kernel",
     measure="products of an activated gate with what the same rows' GEMM made",
+    suggest="call `relower.kernels.grouped_swiglu` where the GEMM and `silu(gate) * up` stand",
     roots=grouped_gemms,
     find=_find,
     requirements=(
@@ -193,9 +164,9 @@ PASS = Pass(
         Requirement("other-reader", "Nothing reads the two halves together.", _readers),
         Requirement("named", "No value that has a name vanishes.", _names),
         Requirement("width", f"Widths are multiples of {LANES}.", _width),
-        Requirement("mesh", "Every axis of a mesh in scope is manual.", _mesh),
+        Requirement("mesh", "Every axis of a mesh in scope is manual.", grouped_checks.mesh),
     ),
-    profitable=_profitable,
+    profitable=grouped_checks.no_rows,
     replace=_replace,
     before=before,
     after=after,

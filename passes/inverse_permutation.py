@@ -30,6 +30,7 @@ for pairs should disable argsort_packed_key too, or it packs them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +41,14 @@ from ..matchers.argsort import Argsort, find_argsort, sort_primitive
 from ..matchers.graph import Scope
 from ..matchers.inverse import came_by_loop, find_inverse, find_inverse_elsewhere
 from ..matchers.inverse_site import inverse_call, masked_inverse, sorted_keys
+from ..matchers.key_range import key_range
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .parts import inverse_permutation_ways as ways
+from .parts.argsort_edits import packed_edits, pairs_edits
 from .parts.brought import too_large
+from .parts.packed_word import WORD_BITS
+from .suggestion import Suggestion
 
 _FREE, _SORTS = ("at_hand", "threaded"), ("packed", "pairs")
 _PACKED, _PAIRS = 20_952 / 81_920, 81_987 / 81_920
@@ -179,6 +184,23 @@ def _profitable(match: Match) -> Reason | None:
     return _counting_costs(match, hi - lo)
 
 
+def _suggest(match: Match) -> Suggestion:
+    if "operand" in match.captures:
+        return Suggestion("count ranks in the window of keys that is read, and mask the others")
+    way = next(name for name, found in _open(match).items() if found.key == _replace(match).key)
+    if way in _FREE:
+        return Suggestion("read the order's own argument: it is the inverse that is sorted for")
+    argsort: Any = match.captures.get("argsort")  # there is one where a sort is a way
+    if way == "pairs":
+        said = "sort unstably: a permutation has no ties"
+        return Suggestion(said, pairs_edits(match.scope, argsort, num_keys=1))
+    if way == "packed":
+        known = key_range(match.scope, argsort, WORD_BITS)
+        edits = () if known is None else packed_edits(match.scope, argsort, known)
+        return Suggestion("sort one word of permutation and position", edits)
+    return Suggestion("count the ranks from the keys: a one-hot matrix of them, summed up along it")
+
+
 def before(scores: jax.Array) -> jax.Array:
     """The rank of each score, by way of the order; ``scores`` is ``f32[n]``."""
     return jnp.argsort(jnp.argsort(scores))
@@ -196,6 +218,7 @@ PASS = Pass(
     summary="argsort of a permutation → what it is the argsort of, a packed or unstable sort, "
     "or ranks counted in a window",
     measure="argsorts of permutations, by their operands and keys",
+    suggest=_suggest,
     roots=lambda: frozenset({sort_primitive(), primitive("jit_p"), primitive("select_n_p")}),
     find=_find,
     requirements=(

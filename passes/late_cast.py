@@ -183,6 +183,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="an array widened and then sliced → sliced and then widened",
     measure="elements moved in the wide type",
+    suggest="cut the parts out first and widen each, `f(x)[a:b]` → `f(x[a:b])`, f the conversion",
     roots=lambda: frozenset({conversion()}),
     find=_find,
     requirements=(

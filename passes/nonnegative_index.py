@@ -22,9 +22,11 @@ from ..compat import jaxprs
 from ..compat.mesh_types import differs_only_in_mesh, told_apart
 from ..compat.tracing import primitive
 from ..matchers.graph import Scope
+from ..matchers.in_kernel import in_kernel
 from ..matchers.pattern import Captures, Mismatch
 from ..matchers.wrapped_index import wrapped_index
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
+from .suggestion import Edit, Suggestion
 
 
 def _select_n() -> Any:
@@ -71,6 +73,15 @@ def _replace(match: Match) -> Replacement:
     return Replacement((eqn.invars[1],), tuple(eqn.outvars), fn, (strong,))
 
 
+def _suggest(match: Match) -> Suggestion:
+    said = "say that the index isn't negative: `x.at[i].get(wrap_negative_indices=False)`"
+    if in_kernel(match.scope) is not False:
+        return Suggestion(said)
+    read = Edit("subscript", "{value}.at[{index}].get(wrap_negative_indices=False)")
+    written = Edit("call", "{call}, wrap_negative_indices=False)", ("at[].*",))
+    return Suggestion(said, (read, written))
+
+
 def before(scores: jax.Array, table: jax.Array) -> jax.Array:
     """Rows of ``table``, ``f32[experts, d]``, by the best of ``scores``, ``f32[n, experts]``."""
     return table[jnp.argmax(scores, axis=-1)]
@@ -86,6 +97,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="select_n(i < 0, i, i + n) with i ≥ 0 → i",
     measure="selects",
+    suggest=_suggest,
     roots=lambda: frozenset({_select_n()}),
     find=_find,
     requirements=(

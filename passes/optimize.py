@@ -10,16 +10,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 import jax
-import numpy as np
 
-from ..compat import jaxprs, tracing
+from ..compat import jaxprs, nnx, tracing
 from ..compat.collector import full_collections_postponed
 from ..compat.jaxprs import Body
+from ..compat.outputs import Outputs
 from . import registry
 from .base import Contract, Measured, Pass, PassNotApplicable
+from .disable import DISABLED, Disabled, split
+from .engine.addresses import Addresses
 from .engine.lines import Lines
+from .engine.met import check_met
 from .engine.meter import Meter
 from .engine.rewrite import Optimized, rewrite
+from .engine.signature import cache_key
+from .engine.suggesting import Suggesting
 from .frozen import Frozen, Request, argument_paths, assumed, declared, request
 from .report import Report
 
@@ -38,7 +43,7 @@ class MeasureWarning(UserWarning):
 def optimize(
     fn: None = None,
     *,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
@@ -51,7 +56,7 @@ def optimize(
 def optimize(
     fn: F,
     *,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
@@ -63,7 +68,7 @@ def optimize(
 def optimize(
     fn: F | None = None,
     *,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
@@ -75,19 +80,23 @@ def optimize(
     Composes with `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan` and `jax.shard_map` in either
     order. ``fn`` is traced once per call under an outer trace, and once per signature in eager
     calls; like under `jax.jit`, its Python side effects happen then. An argument leaf that is no
-    array (a string, a Python number) is closed over, as a static argument would be.
+    array (a string, a Python number, an activation function in an Equinox module) is closed over,
+    as a static argument would be; returned as it is, it is passed on.
 
     ``optimize(jax.jit(f, **options))`` is ``jax.jit(optimize(f), **options)``: donation, shardings
-    and static arguments stay.
+    and static arguments stay. So it is with ``flax.nnx.jit``. What ``fn`` assigns to flax NNX
+    objects among its arguments, the caller's objects have afterwards.
 
     Args:
       fn: the function, usually the whole train step: what is inside a `jax.custom_vjp` is only
         seen after `jax.grad` has run. Without it, a decorator with these options.
-      passes: names of the passes to run; each must find a site. None runs all that ``contract``
-        admits, and those with nothing to do stay quiet.
+      passes: names of the passes to run, or `Pass` objects; each must find a site. Among them
+        ``"default"`` stands for all that ``contract`` admits, of which those with nothing to do
+        stay quiet. None is ``["default"]``.
       contract: the loosest contract to allow, ``"bitwise"``, ``"value"`` or ``"rounding"``; only
-        looked at where ``passes`` is None.
-      disable: names of passes not to run.
+        looked at for ``"default"``.
+      disable: names of passes not to run, and addresses of single sites to leave alone, as
+        `explain` shows them: ``"argsort_packed_key@jvp()/scan/jit(argsort):route#2"``.
       choose: for passes that know several ways, which one to use, as in
         ``{"inverse_permutation": "counting"}``; sites where it isn't open are declined. By default,
         and with ``"heuristic"``, each pass takes the way that it thinks best. ``"measured"``, or a
@@ -103,7 +112,7 @@ def optimize(
     Raises:
       ValueError: an unknown pass, contract, way or assumption, a choice for a pass that knows one
         way only, or a regex that can't be compiled; when called, a declaration that fits no leaf of
-        the output.
+        the output, or an address to disable at which there is no site.
       TypeError: a declaration of another kind, or passes that are no sequence of names.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
@@ -114,25 +123,27 @@ def optimize(
         )  # fmt: skip
     if not callable(fn):
         raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
-    chosen, asked = _selected(passes, contract, disable, choose)
-    told = _Told.of(frozen, assume, chosen)
-    named = passes is not None
+    chosen, named, asked = _selected(passes, contract, disable, choose)
+    told = _Told.of(frozen, assume, disable, chosen)
     options: dict[str, Any] = {"passes": chosen, "told": told, "named": named, "asked": asked}
     if tracing.is_jitted(fn):
         return cast(F, tracing.rejit(fn, functools.partial(_wrap, jitted=True, **options)))
+    if nnx.is_jitted(fn):
+        return cast(F, nnx.rejit(fn, functools.partial(_wrap, jitted=True, **options)))
     return cast(F, _wrap(fn, jitted=False, **options))
 
 
 def explain(
     fn: Callable[..., Any],
     *args: Any,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
     disable: Iterable[str] = (),
     choose: Choose = None,
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
     lines: bool = False,
+    suggest: bool = False,
     **kwargs: Any,
 ) -> Report:
     """What `optimize` would do to ``fn(*args, **kwargs)``: every site, applied or declined.
@@ -147,21 +158,55 @@ def explain(
       frozen: as for `optimize`.
       assume: as for `optimize`.
       lines: note at each site all lines that it takes equations from (`Site.lines`).
+      suggest: note at each site applied what to write in the source instead (`Site.suggestion`).
       **kwargs: keyword arguments of ``fn``.
     """
-    chosen, asked = _selected(passes, contract, disable, choose)
-    told = _Told.of(frozen, assume, chosen)
+    chosen, _, asked = _selected(passes, contract, disable, choose)
+    told = _Told.of(frozen, assume, disable, chosen)
+    closed, request = _requested(fn, args, kwargs, told)
+    addresses = Addresses(told.disabled)
+    notebooks: list[Lines | Suggesting] = [Lines()] if lines else []
+    notebooks += [Suggesting()] if suggest else []
+    for noted in notebooks:
+        chosen = noted.noting(chosen)
+    report = _rewritten(closed, chosen, asked, _name(fn), request, addresses).report
+    for noted in notebooks:
+        report = noted.annotated(report)
+    return report
+
+
+def rewritten(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    alter: Callable[[Sequence[Pass]], Sequence[Pass]],
+    *,
+    passes: Iterable[str | Pass] | None = None,
+    contract: str = "bitwise",
+    disable: Iterable[str] = (),
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
+) -> Report:
+    """As `explain`, by passes that ``alter`` may change, as to record what they do."""
+    chosen, _, _ = _selected(passes, contract, disable, None)
+    told = _Told.of(frozen, assume, disable, chosen)
+    closed, request = _requested(fn, args, kwargs, told)
+    addresses = Addresses(told.disabled)
+    return _rewritten(closed, alter(chosen), None, _name(fn), request, addresses).report
+
+
+def _requested(fn: Callable[..., Any], args: Any, kwargs: Any, told: _Told) -> tuple[Body, Request]:
+    """A function's trace, and what is asked of the passes for it."""
+    if nnx.holds_objects(args, kwargs):
+        fn, told = nnx.on_state(fn), told.on_state()
+        (args, _), kwargs = nnx.split(args, kwargs), {}
     if tracing.is_jitted(fn):
         closed, out_tree, is_traced = tracing.trace_jitted(fn, args, kwargs)
     else:
         traced = _trace(fn, args, kwargs)
-        closed, out_tree, is_traced = traced.closed, traced.out_tree, tracing.is_dynamic
-    request = told.request(fn, args, kwargs, is_traced, closed, out_tree)
-    if not lines:
-        return _rewritten(closed, chosen, asked, _name(fn), request).report
-    noted = Lines()
-    done = _rewritten(closed, noted.noting(chosen), asked, _name(fn), request)
-    return noted.annotated(done.report)
+        closed, is_traced = traced.closed, tracing.is_dynamic
+        out_tree = traced.outputs.arrays
+    return closed, told.request(fn, args, kwargs, is_traced, closed, out_tree)
 
 
 def assert_applied(
@@ -176,8 +221,8 @@ def assert_applied(
       fn: the function, not yet optimized.
       args: its arguments, or `jax.ShapeDtypeStruct`s.
       expected: sites by pass: equations, told apart by the line they are called from, however
-        often they run (`Site.calls`). Passes not named
-        may rewrite any number.
+        often they run (`Site.calls`). The passes named run whatever their contract, beside those
+        that run by default; these may rewrite any number.
       **kwargs: keyword arguments of ``fn``.
 
     Raises:
@@ -189,7 +234,7 @@ def assert_applied(
             f"{type(expected).__name__}; wanted a tuple of arguments and a dict of counts by pass"
         )
     names = [registry.by_name(name).name for name in expected]
-    report = explain(fn, *args, **kwargs)
+    report = explain(fn, *args, passes=[registry.DEFAULT, *names], **kwargs)
     counts = report.counts()
     if not report.applied and getattr(fn, "__relower_optimized__", False):
         report = replace(report, notes=(*report.notes, "the function given is already optimized"))
@@ -201,24 +246,30 @@ def assert_applied(
 
 
 def _selected(
-    passes: Iterable[str] | None, contract: str, disable: Iterable[str], choose: Choose
-) -> tuple[tuple[Pass, ...], Measured | None]:
-    """The passes to run, and how to measure where that is asked for."""
+    passes: Iterable[str | Pass] | None, contract: str, disable: Iterable[str], choose: Choose
+) -> tuple[tuple[Pass, ...], frozenset[str], Measured | None]:
+    """The passes to run, the names of those asked for, and how to measure where that is wanted."""
     asked = Measured() if choose == "measured" else choose
     by_rule = asked == "heuristic" or isinstance(asked, Measured)
     ways = None if by_rule else cast(Any, asked)  # anything but ways by pass is refused there
-    chosen = registry.select(passes, _contract(contract), disable, ways)
-    return chosen, asked if isinstance(asked, Measured) else None
+    chosen = registry.select(passes, _contract(contract), split(disable)[0], ways)
+    return chosen.passes, chosen.named, asked if isinstance(asked, Measured) else None
 
 
 def _rewritten(
-    closed: Body, passes: Sequence[Pass], asked: Measured | None, name: str, request: Request
+    closed: Body,
+    passes: Sequence[Pass],
+    asked: Measured | None,
+    name: str,
+    request: Request,
+    addresses: Addresses | None,
 ) -> Optimized:
-    if asked is None:
-        return rewrite(closed, passes, name=name, request=request)
-    meter = Meter(asked)
-    done = rewrite(closed, meter.measuring(passes), name=name, request=request)
-    return replace(done, report=meter.annotated(done.report))
+    meter = None if asked is None else Meter(asked)
+    run = passes if meter is None else meter.measuring(passes)
+    done = rewrite(closed, run, name=name, request=request, addresses=addresses)
+    if addresses is not None and addresses.disabled.addresses:
+        check_met(addresses.disabled, done.report, closed, passes, request)
+    return done if meter is None else replace(done, report=meter.annotated(done.report))
 
 
 def _contract(name: str) -> Contract:
@@ -245,10 +296,11 @@ class _Told:
 
     frozen: Frozen | None
     assume: frozenset[str]
+    disabled: Disabled
 
     @classmethod
-    def of(cls, frozen: Any, assume: Any, passes: Sequence[Pass]) -> _Told:
-        told = cls(declared(frozen), assumed(assume))
+    def of(cls, frozen: Any, assume: Any, disable: Iterable[str], passes: Sequence[Pass]) -> _Told:
+        told = cls(declared(frozen), assumed(assume), split(disable)[1])
         if (told.frozen or told.assume) and all(p.program is None for p in passes):
             names = ", ".join(p.name for p in passes) or "none"
             raise ValueError(
@@ -256,6 +308,14 @@ class _Told:
                 f"the passes {names}, wanted it among them"
             )
         return told
+
+    def on_state(self) -> _Told:
+        """The same of a function that returns its objects' state beside its result."""
+        frozen = self.frozen
+        if frozen is None:
+            return self
+        grads = frozen.grads
+        return replace(self, frozen=replace(frozen, grads=lambda out: grads(out[0])))
 
     def request(
         self,
@@ -276,7 +336,7 @@ def _wrap(
     fn: Callable[..., Any],
     passes: Sequence[Pass],
     told: _Told,
-    named: bool,
+    named: frozenset[str],
     jitted: bool,
     asked: Measured | None,
 ) -> Callable[..., Any]:
@@ -284,40 +344,50 @@ def _wrap(
 
     Under ``jitted``, jit hands over its static arguments as they are: a numpy scalar is one.
     """
-    cache: dict[Any, tuple[Body, Any]] = {}
+    cache: dict[Any, tuple[Body, Outputs]] = {}
     is_dynamic = tracing.is_dynamic_under_jit if jitted else tracing.is_dynamic
 
-    def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Any, bool]:
+    def fresh(args: Any, kwargs: Any, avals: Sequence[Any]) -> tuple[Body, Outputs, bool]:
         traced = tracing.trace(fn, args, kwargs, avals, is_dynamic)
-        request = told.request(fn, args, kwargs, is_dynamic, traced.closed, traced.out_tree)
-        done = _rewritten(traced.closed, passes, asked, _name(fn), request)
+        out_tree = traced.outputs.arrays
+        request = told.request(fn, args, kwargs, is_dynamic, traced.closed, out_tree)
+        addresses = Addresses(told.disabled) if told.disabled else None
+        done = _rewritten(traced.closed, passes, asked, _name(fn), request, addresses)
         _warn(done.report)
         if named:
-            _require_all(passes, done.report)
-        return done.closed, traced.out_tree, traced.holds_tracers
+            _require_all([p for p in passes if p.name in named], done.report)
+        return done.closed, traced.outputs, traced.holds_tracers
+
+    @functools.cache
+    def optimized_on_state() -> Callable[..., Any]:
+        return _wrap(nnx.on_state(fn), passes, told.on_state(), named, jitted, asked)
 
     @functools.wraps(fn)
     def optimized(*args: Any, **kwargs: Any) -> Any:
+        if nnx.holds_objects(args, kwargs):
+            on_state, objects = nnx.split(args, kwargs)
+            out, state = optimized_on_state()(*on_state)
+            nnx.update(objects, state)
+            return out
         leaves, in_tree = jax.tree.flatten((args, kwargs))
         dynamic = [leaf for leaf in leaves if is_dynamic(leaf)]
         avals = [tracing.type_of(leaf) for leaf in dynamic]
         if tracing.is_staging():
             # The trace around this one is what is kept; to keep this too would double it.
             with full_collections_postponed():
-                closed, out_tree, _ = fresh(args, kwargs, avals)
-                outs = tracing.evaluate(closed, *dynamic, once=True)
-                return jax.tree.unflatten(out_tree, outs)
-        key = _cache_key(leaves, in_tree, avals, is_dynamic)
+                closed, outputs, _ = fresh(args, kwargs, avals)
+                return outputs.filled(tracing.evaluate(closed, *dynamic, once=True), leaves)
+        key = cache_key(leaves, in_tree, avals, is_dynamic)
         known = None if key is None else cache.get(key)
         if known is not None:
-            closed, out_tree = known
+            closed, outputs = known
         else:
-            closed, out_tree, holds_tracers = fresh(args, kwargs, avals)
+            closed, outputs, holds_tracers = fresh(args, kwargs, avals)
             if key is not None and not holds_tracers:
-                cache[key] = closed, out_tree
+                cache[key] = closed, outputs
                 if len(cache) > MAX_CACHED:
                     cache.pop(next(iter(cache)), None)
-        return jax.tree.unflatten(out_tree, tracing.evaluate(closed, *dynamic))
+        return outputs.filled(tracing.evaluate(closed, *dynamic), leaves)
 
     # `functools.wraps` copies the name of a function; a partial or an object has none to copy.
     optimized.__name__ = tracing.name_of(fn)
@@ -339,25 +409,6 @@ def _warn(report: Report) -> None:
         )
 
 
-def _cache_key(
-    leaves: Sequence[Any], in_tree: Any, avals: Sequence[Any], is_dynamic: Callable[[Any], bool]
-) -> Any:
-    """Hashable and complete, or None where the call can't be cached."""
-    static = tuple(None if is_dynamic(leaf) else _static_key(leaf) for leaf in leaves)
-    key = (static, in_tree, tuple(avals), tracing.trace_context())
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _static_key(leaf: Any) -> Any:
-    """Tells apart what Python calls equal: 1 and True, and zeros of either sign."""
-    exact = repr(leaf) if isinstance(leaf, float | complex | np.generic) else leaf
-    return type(leaf), exact
-
-
 def _require_all(passes: Sequence[Pass], report: Report) -> None:
     """Raise one error that names every unmet requirement of every pass that applied nowhere."""
     applied = report.counts()
@@ -367,6 +418,8 @@ def _require_all(passes: Sequence[Pass], report: Report) -> None:
         mine = [s for s in report.declined if s.pass_name == p.name]
         if not mine and p.name in report.superseded:
             continue  # every candidate went to a pass that is preferred
+        if any(r.code == DISABLED for s in mine for r in s.reasons):
+            continue  # it would apply, but for what the caller turned off
         lines.append(f"{p.name} applies nowhere in {report.name}:")
         if not mine:
             roots = ", ".join(sorted(root.name for root in p.roots()))

@@ -66,6 +66,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="several all_gathers (or psum_scatters) over one axis → one of all operands",
     measure="all_gathers and psum_scatters",
+    suggest="lay the operands side by side and exchange them by one collective",
     roots=roots,
     find=find,
     requirements=requirements(),

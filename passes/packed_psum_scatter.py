@@ -72,6 +72,7 @@ PASS = Pass(
     contract=Contract.ROUNDING,
     summary="several psum_scatters of bfloat16 over one axis → one in float32",
     measure="psum_scatters of bfloat16",
+    suggest="widen the operands to float32, lay them side by side, and add by one `psum_scatter`",
     roots=lambda: frozenset({primitive("reduce_scatter_p")}),
     find=_find,
     requirements=requirements("kind", "dtype"),

@@ -157,6 +157,8 @@ PASS = Pass(
     contract=Contract.VALUE,
     summary="zeros.at[p].add(u) with p a permutation → u[inverse of p]",
     measure="scatter-adds",
+    suggest="gather by the inverse, `u[inverse]`; in a backward, give the gather by the "
+    "permutation a `jax.custom_vjp` that does",
     roots=lambda: frozenset({_scatter_add()}),
     find=_find,
     requirements=(

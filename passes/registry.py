@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from .base import Contract, Pass
+from .plugins import Plugin, fault_of, offered
+
+DEFAULT = "default"
+"""Among names of passes: all that the contract admits and that run unasked."""
 
 
 @functools.cache
@@ -19,6 +25,7 @@ def all_passes() -> tuple[Pass, ...]:
         concat_cotangents,
         counting_scatter,
         frozen_gradient,
+        gmm_dswiglu,
         gmm_swiglu,
         inverse_permutation,
         late_cast,
@@ -54,6 +61,7 @@ def all_passes() -> tuple[Pass, ...]:
         router_grad_from_wo_input.PASS,
         shared_lhs_dot.PASS,
         gmm_swiglu.PASS,
+        gmm_dswiglu.PASS,
         late_cast.PASS,
         triangular_inverse.PASS,
         stable_stack.PASS,
@@ -61,11 +69,21 @@ def all_passes() -> tuple[Pass, ...]:
     )
 
 
-def by_name(name: str) -> Pass:
-    """The pass called ``name``.
+@functools.cache
+def plugins() -> Mapping[str, Plugin]:
+    """Passes that installed packages offer, by name; they run only where they are asked for.
 
     Raises:
-      ValueError: no such pass; names the nearest.
+      PluginError: two passes have one name.
+    """
+    return {p.name: p for p in offered(p.name for p in all_passes())}
+
+
+def by_name(name: str) -> Pass:
+    """The pass called ``name``, one of relower's or of an installed package.
+
+    Raises:
+      ValueError: no such pass; names the nearest. Or it can't be loaded (`PluginError`).
       TypeError: no string.
     """
     if not isinstance(name, str):
@@ -74,26 +92,41 @@ def by_name(name: str) -> Pass:
             "'argsort_packed_key'"
         )
     known = {p.name: p for p in all_passes()}
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"no pass called {name!r}{hint} Known passes: {', '.join(known)}")
-    return known[name]
+    if name in known:
+        return known[name]
+    if name in plugins():
+        return plugins()[name].load()
+    names = [*known, *plugins()]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise ValueError(f"no pass called {name!r}{hint} Known passes: {', '.join(names)}")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The passes to run."""
+
+    passes: tuple[Pass, ...]
+    """In order of preference: relower's own before others'."""
+    named: frozenset[str]
+    """Those asked for by name, each of which must find a site."""
 
 
 def select(
-    passes: Iterable[str] | None,
+    passes: Iterable[str | Pass] | None,
     contract: Contract,
     disable: Iterable[str],
     choose: Mapping[str, str] | None = None,
-) -> tuple[Pass, ...]:
-    """The passes to run: those named, or all that the contract admits, without those disabled.
+) -> Selection:
+    """The passes to run: those asked for, or all that the contract admits, without those disabled.
 
-    Some run only if they are named: with today's compiler they may cost more than they save.
+    Some run only if they are named: with today's compiler they may cost more than they save, or
+    they belong to another package.
 
     Args:
-      passes: names, or None.
-      contract: the loosest that is admitted, where ``passes`` is None.
+      passes: names, `Pass` objects, ``"default"`` for all that the contract admits; or None, which
+        is ``["default"]``.
+      contract: the loosest that ``"default"`` admits.
       disable: names of passes not to run.
       choose: for some passes, the name of the alternative to use.
 
@@ -101,17 +134,54 @@ def select(
       ValueError: an unknown pass or alternative, or a choice for one that has no alternatives.
       TypeError: anything but sequences of names, and a mapping.
     """
-    off = _names("disable", disable)
+    off = {by_name(n).name for n in _listed("disable", disable)}
     ways = _ways(choose)
-    if passes is None:
-        named = {p.name for p in all_passes() if contract.admits(p.contract) and not p.by_name}
-    else:
-        named = _names("passes", passes)
-    chosen = (p for p in all_passes() if p.name in named and p.name not in off)
-    return tuple(p.choosing(ways[p.name]) if p.name in ways else p for p in chosen)
+    asked = [DEFAULT] if passes is None else _listed("passes", passes)
+    named = {p.name: p for p in _distinct(map(_pass, (a for a in asked if a != DEFAULT)))}
+    chosen = [
+        p for p in all_passes()
+        if p.name in named or (DEFAULT in asked and contract.admits(p.contract) and not p.by_name)
+    ]  # fmt: skip
+    own = {p.name for p in all_passes()}
+    chosen += [p for name, p in named.items() if name not in own]
+    return Selection(
+        tuple(
+            p.choosing(ways[p.name]) if p.name in ways else p for p in chosen if p.name not in off
+        ),
+        frozenset(named) - off,
+    )
 
 
-def _names(option: str, given: Iterable[str]) -> set[str]:
+def _pass(asked: Any) -> Pass:
+    """The pass of a name; or one given as it is, which may not take the name of another."""
+    if isinstance(asked, str):
+        return by_name(asked)
+    if not isinstance(asked, Pass):
+        raise TypeError(
+            f"found the pass {asked!r} of type {type(asked).__name__}; wanted a name, as in "
+            "'argsort_packed_key', or a relower.passes.Pass"
+        )
+    fault = fault_of(asked)
+    if fault is not None:
+        raise TypeError(f"passes: found {fault}, or a name")
+    own = {p.name: p for p in all_passes()}
+    if own.get(asked.name, asked) is not asked:
+        raise ValueError(
+            f"passes: found a pass of your own called {asked.name!r}; wanted another name than "
+            "that of one of relower's"
+        )
+    return asked
+
+
+def _distinct(passes: Iterable[Pass]) -> Iterator[Pass]:
+    seen: dict[str, Pass] = {}
+    for p in passes:
+        if seen.setdefault(p.name, p) is not p:
+            raise ValueError(f"passes: found two passes called {p.name!r}; wanted distinct names")
+        yield p
+
+
+def _listed(option: str, given: Iterable[Any]) -> list[Any]:
     if isinstance(given, str):
         raise TypeError(f"{option} is the string {given!r}; wanted a sequence, as in [{given!r}]")
     if not isinstance(given, Iterable):
@@ -119,7 +189,7 @@ def _names(option: str, given: Iterable[str]) -> set[str]:
             f"{option} is {given!r} of type {type(given).__name__}; wanted a sequence of names of "
             "passes, as in ['argsort_packed_key']"
         )
-    return {by_name(n).name for n in given}
+    return list(given)
 
 
 def _ways(choose: Mapping[str, str] | None) -> dict[str, str]:

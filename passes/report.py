@@ -92,10 +92,12 @@ class Report:
                     "source": s.source,
                     "scope": s.scope,
                     "calls": s.calls,
+                    "addresses": list(s.addresses),
                     "taken_by": self.taken_by(s),
                     "reasons": [r.to_json() for r in s.reasons],
                     **({} if not s.lines else {"lines": list(s.lines)}),
                     **({} if s.measured is None else {"measured": asdict(s.measured)}),
+                    **({} if s.suggestion is None else {"suggestion": s.suggestion.to_json()}),
                 }
                 for s in self.sites
             ],
@@ -126,8 +128,11 @@ class Report:
             calls += "" if taken is None else f", which {taken} rewrote"
             lines.append(f"  {s.status.value:8} {s.pass_name}  {s.primitive} → {s.shape}{calls}")
             lines.append(f"           {where}  {s.scope}")
+            lines.extend(f"           {address}" for address in s.addresses)
             lines.extend(f"           {r.code}: {r}" for r in s.reasons)
             lines.extend([f"           {s.measured}"] if s.measured is not None else [])
+            if s.suggestion is not None:
+                lines.append(f"           in the source: {s.suggestion.sentence}")
         lines.extend("  " + line for line in frozen_tree([f.to_json() for f in self.frozen]))
         lines.extend(
             f"  not entered: {g.count} × {g.primitive}.{g.param}: {g.reason}" for g in self.coverage

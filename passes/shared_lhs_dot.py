@@ -168,6 +168,7 @@ PASS = Pass(
     contract=Contract.ROUNDING,
     summary="grouped GEMMs of one x with the parts of one w → one, split",
     measure="dot_generals and ragged_dot_generals",
+    suggest="multiply by the whole weight once, and split the result",
     roots=gemms,
     find=_find,
     requirements=(

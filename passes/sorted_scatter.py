@@ -163,6 +163,9 @@ PASS = Pass(
     contract=Contract.ROUNDING,
     summary="zeros.at[order // k].add(u) → a gather of u by the inverse and a sum over k",
     measure="scatter-adds",
+    suggest="gather by the inverse order and sum over the rows of each token, "
+    "`u[inverse].reshape(tokens, k, -1).sum(1)`, or give the gather a "
+    "`jax.custom_vjp` that does",
     roots=lambda: frozenset({primitive("scatter_add_p")}),
     find=_find,
     requirements=(

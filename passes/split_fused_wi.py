@@ -176,6 +176,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="concatenate of f(part) for the parts of one array → f(array)",
     measure="concatenations",
+    suggest="keep the fused weight whole through this chain; split it where it is read",
     roots=lambda: frozenset({primitive("concatenate_p")}),
     find=_find,
     requirements=told(_REQUIREMENTS, lambda m: m.captures["reasons"]),

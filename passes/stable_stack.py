@@ -161,6 +161,8 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="in a kernel, stack of f32[1, dim] rows → concatenate of their [dim / 1024, 8, 128]",
     measure="stacks with a second-minor dimension of 1",
+    suggest="in the kernel, view each row as `row.reshape(dim // 1024, 8, 128)` and "
+    "concatenate the views",
     roots=lambda: frozenset({primitive("stack_p"), primitive("concatenate_p")} - {None}),
     find=_find,
     requirements=(

@@ -37,6 +37,7 @@ from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .parts import greatest
+from .parts.mutants import reversed_ties
 
 MOST = 16
 """The greatest k that is rewritten: each is unrolled into the program."""
@@ -144,6 +145,7 @@ PASS = Pass(
     contract=Contract.BITWISE,
     summary="top_k with a small k → k searches for the greatest element left",
     measure="top_k operations",
+    suggest="search for the greatest element left, k times: the function `after` of this pass",
     roots=lambda: frozenset({_top_k()}),
     find=_find,
     requirements=(
@@ -157,6 +159,7 @@ PASS = Pass(
         ),
     ),
     profitable=_profitable,
+    mutants=reversed_ties(lambda match: (1, -1)),
     replace=_replace,
     before=before,
     after=after,

@@ -147,6 +147,8 @@ PASS = Pass(
     summary="of each row, zeros.at[ids].add(ct), ids those of a top_k → where(ids == experts, ct, "
     "0).sum()",
     measure="scatter-adds",
+    suggest="bring the cotangents to their places by comparisons, `jnp.where(ids == experts, "
+    "ct, 0)`, in a `jax.custom_vjp` of the choice",
     roots=lambda: frozenset({primitive("scatter_add_p")}),
     find=_find,
     requirements=(

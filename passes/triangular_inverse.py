@@ -182,6 +182,7 @@ PASS = Pass(
     contract=Contract.ROUNDING,
     summary="solve_triangular(I + L, I) → the inverse by blocks, in batched matmuls",
     measure="triangular solves",
+    suggest="invert by blocks: the function `after` of this pass",
     roots=lambda: frozenset({_solve()}),
     find=_find,
     requirements=(

@@ -9,6 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .gates.pass_checks import check_pass as check_pass
+    from .gates.verify.api import verify as verify
+    from .gates.verify.verdict import Evidence as Evidence
     from .lowering.case import Case as Case
     from .lowering.case import case as case
     from .lowering.change import Difference as Difference
@@ -32,6 +35,7 @@ _HOME = {
     "Case": "lowering.case",
     "Cost": "lowering.cost.model",
     "Difference": "lowering.change",
+    "Evidence": "gates.verify.verdict",
     "MeasureWarning": "passes.optimize",
     "Measured": "passes.base",
     "Frozen": "passes.frozen",
@@ -41,12 +45,14 @@ _HOME = {
     "assert_applied": "passes.optimize",
     "assume_range": "matchers.assume_range",
     "case": "lowering.case",
+    "check_pass": "gates.pass_checks",
     "cost": "lowering.cost.api",
     "diff": "lowering.diff",
     "explain": "passes.optimize",
     "keep": "passes.keep",
     "lower": "lowering.lower",
     "optimize": "passes.optimize",
+    "verify": "gates.verify.api",
 }
 
 __all__ = sorted(_HOME)

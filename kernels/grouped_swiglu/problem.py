@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,14 +82,36 @@ def choose_tiling(problem: Problem, size: Extents, itemsize: int) -> Tiling:
     rows = min(max(_power_of_two(mean), 128), 512)
     rows = min(rows, _up(size.m, 32 // itemsize))
     columns = _columns(problem, size.n)
+    return fitting(
+        size, Tiling(rows, size.k, columns), 32 // itemsize,
+        lambda tiling, whole_k: vmem_bytes(problem, tiling, itemsize, whole_k),
+    )  # fmt: skip
+
+
+def fitting(
+    size: Extents, first: Tiling, least_rows: int, taken: Callable[[Tiling, bool], int]
+) -> Tiling:
+    """The first tiles that fit `VMEM_BUDGET`: the longest along k, then fewer columns, then rows.
+
+    Args:
+      size: the extents.
+      first: the most rows and columns to try.
+      least_rows: of a tile.
+      taken: bytes of VMEM that tiles take; the second argument is whether k is whole.
+
+    Raises:
+      ValueError: none fit.
+    """
+    rows, columns = first.m, first.n
     while True:
-        k = _contracted(problem, size, rows, columns, itemsize)
-        if k is not None:
-            return Tiling(rows, k, columns)
+        for k in _divisors(size.k):
+            tiling = Tiling(rows, k, columns)
+            if taken(tiling, k == size.k) <= VMEM_BUDGET:
+                return tiling
         if columns > LANES and columns % (2 * LANES) == 0:
             columns //= 2
-        elif rows > 32 // itemsize:
-            rows = _up(rows // 2, 32 // itemsize)
+        elif rows > least_rows:
+            rows = _up(rows // 2, least_rows)
         else:
             raise ValueError(
                 f"no tiles of {size} fit {VMEM_BUDGET} bytes of VMEM; pass a tiling, or pad the "
@@ -125,17 +148,6 @@ def vmem_bytes(problem: Problem, tiling: Tiling, itemsize: int, whole_k: bool) -
         outs += 2 * int(np.dtype(problem.gemm_dtype).itemsize)
     blocks = (tiling.m * tiling.k + 2 * tiling.k * tiling.n) * itemsize + area * outs
     return 2 * blocks + area * 4 * (2 if whole_k else 4)
-
-
-def _contracted(
-    problem: Problem, size: Extents, rows: int, columns: int, itemsize: int
-) -> int | None:
-    """The longest tile along the contracted dimension that fits; None if none does."""
-    for k in _divisors(size.k):
-        tiling = Tiling(rows, k, columns)
-        if vmem_bytes(problem, tiling, itemsize, k == size.k) <= VMEM_BUDGET:
-            return k
-    return None
 
 
 def _divisors(k: int) -> list[int]:

@@ -109,7 +109,7 @@ def grouped_swiglu(
     return tuple(call(*operands))
 
 
-def _when(condition: Any) -> Callable[[Callable[[], None]], None]:
+def when(condition: Any) -> Callable[[Callable[[], None]], None]:
     """`pl.when` with a type."""
 
     def run(body: Callable[[], None]) -> None:
@@ -146,28 +146,28 @@ def _kernel(problem: Problem, size: Extents, tiling: Tiling, *refs: Any) -> None
             values += [gate.astype(problem.gemm_dtype), up.astype(problem.gemm_dtype)]
         _store(values, outs, start, end)
 
-    @_when(is_group)
+    @when(is_group)
     def _() -> None:
         gate, up = _products(problem, size, tiling, step, lhs, gate_rhs, up_rhs)
         if not accumulators:
             store(gate, up)
             return
 
-        @_when(step == 0)
+        @when(step == 0)
         def _() -> None:
             for accumulator, value in zip(accumulators, (gate, up)):
                 accumulator[...] = value
 
-        @_when(step > 0)
+        @when(step > 0)
         def _() -> None:
             for accumulator, value in zip(accumulators, (gate, up)):
                 accumulator[...] += value
 
-        @_when(step == last)
+        @when(step == last)
         def _() -> None:
             store(accumulators[0][...], accumulators[1][...])
 
-    @_when(jnp.logical_not(is_group) & (step == last))
+    @when(jnp.logical_not(is_group) & (step == last))
     def _() -> None:
         _store([jnp.zeros(o.shape, o.dtype) for o in outs], outs, start, end)
 
@@ -179,11 +179,11 @@ def _products(
     contracted = 1 if problem.transpose_rhs else 0
     # Products of bfloat16 are exact in float32, and Mosaic has no other kind for them.
     precision = problem.precision if lhs.dtype == jnp.float32 else None
-    left = _without_rest(lhs[...], 1, size.k, tiling.k, step)
+    left = without_rest(lhs[...], 1, size.k, tiling.k, step)
     return [
         lax.dot_general(
             left,
-            _without_rest(w[...], contracted, size.k, tiling.k, step),
+            without_rest(w[...], contracted, size.k, tiling.k, step),
             (((1,), (contracted,)), ((), ())),
             precision=precision,
             preferred_element_type=jnp.float32,
@@ -192,7 +192,7 @@ def _products(
     ]
 
 
-def _without_rest(x: jax.Array, axis: int, whole: int, tile: int, step: Any) -> jax.Array:
+def without_rest(x: jax.Array, axis: int, whole: int, tile: int, step: Any) -> jax.Array:
     """A block whose elements beyond the end of the contracted dimension are zero."""
     if whole % tile == 0:
         return x
@@ -205,12 +205,12 @@ def _store(values: list[jax.Array], outs: Any, start: Any, end: Any) -> None:
     rows = outs[0].shape[0]
     whole = (start <= 0) & (end >= rows)
 
-    @_when(whole)
+    @when(whole)
     def _() -> None:
         for out, value in zip(outs, values):
             out[...] = value
 
-    @_when(jnp.logical_not(whole))
+    @when(jnp.logical_not(whole))
     def _() -> None:
         row = lax.broadcasted_iota(jnp.int32, outs[0].shape, 0)
         mine = (row >= start) & (row < end)

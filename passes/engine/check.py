@@ -192,6 +192,8 @@ def _check_port(eqn: Eqn, port: Port, atom: Atom, outside: Sequence[Atom], what:
         wanted = (wanted[0][1:], wanted[1])
     if port.flow is Flow.SHARD:
         found, wanted = _check_shard(eqn, port, atom, outer, what, outside is eqn.invars)
+        if differs_only_in_mesh(found, wanted):
+            return
     if found != wanted:
         raise IllFormed(
             f"{what} has type {atom.aval.str_short()}, outside it is {outer.aval.str_short()}"

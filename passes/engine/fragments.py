@@ -77,15 +77,20 @@ class Region:
         return Fragment(run, inputs, outputs, self.mesh, self.manual, self.check_vma, wide)
 
 
-def cut(match: Match, ways: Mapping[str, Replacement]) -> Region:
+def cut(match: Match, ways: Mapping[str, Replacement], *, in_kernels: bool = False) -> Region:
     """A site and its rewrites, each as a function of values at hand.
+
+    Args:
+        match: the site.
+        ways: what to put in its place, by name.
+        in_kernels: cut sites in kernels' bodies too: what is cut can be evaluated, not compiled.
 
     Raises:
         Uncut: it has effects, is in a kernel, is sharded over an Explicit mesh, or a way needs a
             value of another body.
     """
     scope = match.scope
-    mesh, manual, check_vma = _surroundings(match)
+    mesh, manual, check_vma = _surroundings(match, in_kernels)
     eqns = scope.eqns
     gone = {name: removed(scope, match.index, way) for name, way in ways.items()}
     region = sorted(frozenset().union(*gone.values(), {match.index}))
@@ -109,7 +114,7 @@ def cut(match: Match, ways: Mapping[str, Replacement]) -> Region:
     return Region(before, after, mesh, manual, check_vma, _runs(scope))
 
 
-def _surroundings(match: Match) -> tuple[Any, tuple[str, ...], bool]:
+def _surroundings(match: Match, in_kernels: bool) -> tuple[Any, tuple[str, ...], bool]:
     """The mesh around a site, its axes that are split by hand, and whether what varies is checked.
 
     Both as the site itself was traced: the program may stand in a `shard_map` of its caller's.
@@ -117,7 +122,7 @@ def _surroundings(match: Match) -> tuple[Any, tuple[str, ...], bool]:
     checks = []
     for caller in match.scope.path():
         eqn = caller.scope.eqns[caller.index]
-        if caller.entered.role is Role.KERNEL:
+        if caller.entered.role is Role.KERNEL and not in_kernels:
             raise Uncut("it stands in a kernel's body")
         if eqn.primitive is compat_bodies.shard_map_primitive():
             checks.append(bool(eqn.params["check_vma"]))

@@ -8,7 +8,7 @@ rewritten once and stays shared.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from ...compat.mesh_types import differs_only_in_mesh
 from ...compat.source import is_kept
 from ...matchers.facts import Splice
 from ...matchers.graph import Scope
-from ..base import Accepted, Match, Replacement, SiteDeclined
+from ..base import Accepted, Match, Reason, Replacement, SiteDeclined
 from .check import check_rewritten
 from .order import order_of
 from .retype import Retyper
@@ -50,6 +50,10 @@ class Interpreter:
     """Rewritten bodies, each with a scope that it was made from."""
     splices: list[Splice] = field(default_factory=list)
     """What was put in place, and what it is a copy of."""
+    replaced: list[tuple[Accepted, list[Eqn]]] = field(default_factory=list)
+    """The sites that were replaced, with what stands there now."""
+    renames: list[dict[Var, Atom]] = field(default_factory=list)
+    """What got another name, in each body."""
     _by_scope: dict[int, dict[int, Accepted]] = field(init=False)
     _signatures: dict[int, _Signature] = field(default_factory=dict)
     _numbers: dict[tuple[object, ...], _Signature] = field(default_factory=dict)
@@ -112,7 +116,8 @@ class Interpreter:
         emitted: list[Eqn] = []
         places: list[int] = []
         renamed: dict[Var, Atom] = {}
-        retyper = Retyper()
+        retyper = Retyper(renames=self.renames)
+        self.renames.append(renamed)
         sites = self._by_scope.get(id(scope), {})
         changed = False
         try:
@@ -142,7 +147,9 @@ class Interpreter:
         was_live, before = _live(jaxpr.eqns, jaxpr.outvars)
         if scope.in_kept:
             was_live = set()
-        eqns, after = _prune(was_live, places, emitted, outvars)
+        gone = _without_a_successor(jaxpr.eqns, sites, emitted, renamed)
+        eqns, after = _prune(was_live, places, emitted, outvars, gone)
+        _check_unused_readers(gone, after)
         body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
         check_rewritten(body, scope.body, retyped=retyper.active)
         unread = frozenset(
@@ -200,6 +207,7 @@ class Interpreter:
         traced = self._traced(site, operands, fn or _as_they_are)
         new, values = tracing.splice(traced, operands, eqn, replacement.results)
         self.splices.append(Splice(traced, operands, new))
+        self.replaced.append((site, new))
         if len(values) != len(replacement.results):
             raise ValueError(
                 f"{site.rewrite.name} returned {len(values)} values, "
@@ -324,19 +332,61 @@ def _acts(eqn: Eqn) -> bool:
     return bool(eqn.effects) and bool(jaxprs.true_effects(eqn))
 
 
+def _without_a_successor(
+    eqns: Sequence[Eqn],
+    sites: Mapping[int, Accepted],
+    emitted: Sequence[Eqn],
+    renamed: Mapping[Var, Atom],
+) -> dict[Var, Accepted]:
+    """Results of replaced equations that no replacement gives, each with its site."""
+    found = {
+        v: site
+        for index, site in sites.items()
+        for i in (index, *site.replacement.also)
+        for v in eqns[i].outvars
+        if v not in renamed
+    }
+    if found:
+        for eqn in emitted:
+            for v in eqn.outvars:
+                found.pop(v, None)
+    return found
+
+
+def _check_unused_readers(gone: Mapping[Var, Accepted], read: set[Var]) -> None:
+    """Decline sites of which something still reads a value that isn't there any more.
+
+    A pass looks at readers whose results somebody uses. Others stay where their results are
+    outputs of the body, which no caller reads.
+    """
+    blamed = tuple({id(site): site for v, site in gone.items() if v in read}.values())
+    if blamed:
+        declined = SiteDeclined(Reason(
+            "unused-reader", "an output of the body that nobody reads is computed from it",
+            "a reader whose result is an output", "readers of which the rewrite knows",
+        ))  # fmt: skip
+        declined.blamed = blamed
+        raise declined
+
+
 def _prune(
-    was_live: set[int], places: Sequence[int], emitted: Sequence[Eqn], outvars: Sequence[Atom]
+    was_live: set[int],
+    places: Sequence[int],
+    emitted: Sequence[Eqn],
+    outvars: Sequence[Atom],
+    gone: Iterable[Var],
 ) -> tuple[list[Eqn], set[Var]]:
     """The emitted equations without those that the rewrite left with no reader; what they read.
 
-    ``places`` tells which equation of the original stood where each of them does.
+    ``places`` tells which equation of the original stood where each of them does. Dead equations
+    that read what is ``gone`` go as well.
 
     What was dead before stays where all that it reads is still there: it is not this rewrite's to
     remove, and no reason to keep what this rewrite has no more use for. What the user keeps stays.
     """
     literal = jaxprs.LITERAL
     read = {a for a in outvars if type(a) is not literal}
-    gone: set[Var] = set()
+    gone = set(gone)
     kept: list[Eqn] = []
     unread: set[int] = set()
     for index, eqn in zip(reversed(places), reversed(emitted), strict=True):

@@ -42,6 +42,8 @@ class Retyper:
     active: bool = False
     blamed: list[Accepted] = field(default_factory=list)
     """The sites that changed a type."""
+    renames: list[dict[Var, Atom]] = field(default_factory=list)
+    """What was renamed in bodies further in."""
     _retyped: set[Var] = field(default_factory=set)
 
     def changed(self, var: Var, value: Atom, site: Accepted) -> None:
@@ -142,7 +144,7 @@ class Retyper:
             for v, p in zip(jaxprs.invars(e.body), e.inputs, strict=True)
         ]
         for _ in range(_MAX_ROUNDS):
-            body, outs = retype_body(e.body, wanted)
+            body, outs = retype_body(e.body, wanted, self.renames)
             grown = list(wanted)
             for port, aval in zip(e.outputs, outs, strict=True):
                 if port.flow is Flow.CARRY:
@@ -167,11 +169,17 @@ class Retyper:
         return [*before, self._bind(typed, results, renamed)]
 
 
-def retype_body(body: Body, axes: Sequence[frozenset[str]]) -> tuple[Body, list[Any]]:
-    """``body`` with inputs that vary over ``axes``, and the types of its outputs."""
+def retype_body(
+    body: Body, axes: Sequence[frozenset[str]], renames: list[dict[Var, Atom]] | None = None
+) -> tuple[Body, list[Any]]:
+    """``body`` with inputs that vary over ``axes``, and the types of its outputs.
+
+    What gets another name in it is added to ``renames``.
+    """
     jaxpr = jaxprs.opened(body)
-    retyper = Retyper()
+    retyper = Retyper(renames=[] if renames is None else renames)
     renamed: dict[Var, Atom] = {}
+    retyper.renames.append(renamed)
     invars: list[Var] = []
     for var, wanted in zip(jaxprs.invars(body), axes, strict=True):
         aval = vma.with_varying(var.aval, wanted)

@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...compat import jaxprs
-from ...compat.jaxprs import Body, Eqn
+from ...compat.jaxprs import Body
 from ...compat.source import source_line
 from ...matchers.fact import UNKNOWN
 from ...matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
 from ...matchers.graph import Apart, Dataflow, Scope
-from ...matchers.pattern import Mismatch
 from ..base import Accepted, FrozenLeaf, Match, Pass, Reason, Site, SiteDeclined, Status
 from ..frozen import Request
 from ..report import NotEnteredGroup, Report
+from .addresses import Addresses
 from .bring import Brought, bring
-from .check import check_rewritten
 from .interpreter import Interpreter
-from .strip import strip
+from .judge import Told, judge, refusal_key, sizes_known
+from .whole import judge_whole
 
 MAX_ROUNDS = 16
 """Rounds of match and substitute before `rewrite` stops and says so."""
@@ -35,17 +35,23 @@ class Optimized:
 
 
 def rewrite(
-    closed: Body, passes: Sequence[Pass], *, name: str = "", request: Request | None = None
+    closed: Body,
+    passes: Sequence[Pass],
+    *,
+    name: str = "",
+    request: Request | None = None,
+    addresses: Addresses | None = None,
 ) -> Optimized:
     """Rewrite a closed jaxpr to a fixed point of the passes.
 
     Passes that judge the whole program come first, told what is ``request``ed. Each round matches
     on the dataflow of every body, substitutes what was accepted, and analyses only bodies that
-    changed.
+    changed. With ``addresses``, sites have theirs, and those that are turned off are declined.
     """
     analysis = Analysis()
     refused: dict[tuple[Any, ...], Reason] = {}
     sites: list[Site] = []
+    told = Told(refused, addresses)
     notes: list[str] = []
     taken: set[str] = set()
     visited: tuple[int, int, tuple[NotEnteredGroup, ...]] | None = None
@@ -55,19 +61,24 @@ def rewrite(
     whole = [p for p in passes if p.program is not None]
     local = [p for p in passes if p.program is None]
     apart = Apart(frozenset().union(*(p.roots() for p in local)))
+    read_from = None if addresses is None else frozenset().union(*(p.roots() for p in passes))
     taken_out: list[Site] = []
     frozen: list[FrozenLeaf] = []
     while rounds < MAX_ROUNDS:
         rounds += 1
         flow = _flow(closed, analysis, apart)
         visited = visited or _visited(flow)
+        if addresses is not None and rounds == 1 and not addresses.was_read:
+            addresses.read(flow, read_from or ())
         while whole:
-            done_whole = _as_a_whole(whole.pop(0), flow, request or Request(), taken_out, frozen)
-            if done_whole is not closed:
-                closed = done_whole
+            judged = judge_whole(whole.pop(0), flow, request or Request(), told)
+            taken_out += judged.sites
+            frozen += judged.leaves
+            if judged.closed is not closed or judged.spared:
+                closed = judged.closed
                 flow.release()
                 flow = _flow(closed, analysis, apart)
-        flow, accepted, found = _match_calls(flow, analysis, local, refused, taken, apart)
+        flow, accepted, found = _match_calls(flow, analysis, local, told, taken, apart)
         interpreter = Interpreter(accepted)
         moved: Body | None = None
         while accepted:
@@ -81,7 +92,7 @@ def rewrite(
             except SiteDeclined as declined:
                 _refuse(declined, accepted, refused)
                 # A pass of less preference may take what this one had to give back.
-                flow, accepted, found = _match_calls(flow, analysis, local, refused, taken, apart)
+                flow, accepted, found = _match_calls(flow, analysis, local, told, taken, apart)
                 interpreter = interpreter.again(accepted)
         if moved is not None:
             # Everything is judged anew with the value where it is wanted: no round of its own.
@@ -93,6 +104,8 @@ def rewrite(
         crowded |= flow.crowded
         if accepted:
             closed = done.body
+            if addresses is not None:
+                addresses.follow(interpreter.replaced, interpreter.renames)
             for splice in interpreter.splices:
                 analysis.spliced(splice)
             made = {(id(b), id(s.facts)): (b, s) for b, s in interpreter.origins}
@@ -132,28 +145,6 @@ def rewrite(
     return Optimized(closed, report)
 
 
-def _as_a_whole(
-    p: Pass, flow: Dataflow, request: Request, sites: list[Site], frozen: list[FrozenLeaf]
-) -> Body:
-    """Let a pass judge the whole program; what it leaves of it."""
-    assert p.program is not None
-    closed = flow.root.body
-    found = p.program(flow, request)
-    if found is None:
-        return closed
-    for match in found.candidates:
-        reasons = tuple(r for q in p.requirements if (r := q.check(match)) is not None)
-        site = _site(p, match.scope, match.index)
-        status = Status.DECLINED if reasons else Status.APPLIED
-        sites.append(replace(site, status=status, reasons=reasons))
-        frozen.append(found.describe(match, sites[-1]))
-    if found.demand is None:
-        return closed
-    rest = strip(found.demand, found.dispensable)
-    check_rewritten(rest, closed)
-    return rest
-
-
 _Key = tuple[int, int]
 
 
@@ -165,7 +156,7 @@ def _match_calls(
     flow: Dataflow,
     analysis: Analysis,
     passes: Sequence[Pass],
-    refused: Mapping[tuple[Any, ...], Reason],
+    told: Told,
     taken: set[str],
     apart: Apart,
 ) -> tuple[Dataflow, dict[_Key, Accepted], list[Site]]:
@@ -177,7 +168,7 @@ def _match_calls(
     """
     while True:
         lost = set(taken)
-        accepted, found = _match(flow, passes, refused, lost)
+        accepted, found = _match(flow, passes, told, lost)
         unclear = flow.unclear
         if not unclear:
             taken |= lost
@@ -200,8 +191,14 @@ def _alike(found: Mapping[tuple[_Key, str], tuple[Scope, Site]]) -> list[Site]:
         context = id(scope.facts), scope.demanded
         key = (*context, site.equation, site.pass_name, site.status, codes)
         known = together.get(key)
-        together[key] = site if known is None else replace(known, calls=known.calls + site.calls)
+        together[key] = site if known is None else _joined(known, site)
     return list(together.values())
+
+
+def _joined(known: Site, other: Site) -> Site:
+    """One site that stands for the equations of both."""
+    addresses = sorted({*known.addresses, *other.addresses}, key=lambda a: (len(a), a))
+    return replace(known, calls=known.calls + other.calls, addresses=tuple(addresses))
 
 
 def _merge(earlier: Sequence[Site], found: Iterable[Site]) -> list[Site]:
@@ -226,14 +223,14 @@ def _folded(sites: Iterable[Site]) -> list[Site]:
         codes = tuple(r.code for r in site.reasons)
         key = (site.pass_name, site.status, site.equation, site.source, codes)
         known = folded.get(key)
-        folded[key] = site if known is None else replace(known, calls=known.calls + site.calls)
+        folded[key] = site if known is None else _joined(known, site)
     return list(folded.values())
 
 
 def _match(
     flow: Dataflow,
     passes: Sequence[Pass],
-    refused: Mapping[tuple[Any, ...], Reason],
+    told: Told,
     taken: set[str],
 ) -> tuple[dict[_Key, Accepted], dict[tuple[_Key, str], tuple[Scope, Site]]]:
     """Judge every candidate of every live equation; ``taken`` gathers passes that lost a site.
@@ -246,11 +243,11 @@ def _match(
             by_root.setdefault(root, []).append(p)
     accepted: dict[_Key, Accepted] = {}
     found: dict[tuple[_Key, str], tuple[Scope, Site]] = {}
-    symbolic = not _sizes_known(_whole_inputs(flow.root.body))  # no other size is made of them
+    symbolic = not sizes_known(_whole_inputs(flow.root.body))  # no other size is made of them
     for scope in flow.scopes:
         for index in scope.live:
             for p in by_root.get(scope.eqns[index].primitive, ()):
-                verdict = _judge(p, scope, index, refused, symbolic)
+                verdict = judge(p, scope, index, told, symbolic)
                 if verdict is None:
                     continue
                 site, taking = verdict
@@ -264,7 +261,15 @@ def _match(
                     break
     gone = _unreached(flow, accepted)
     kept = {key: site for key, site in accepted.items() if key[0] not in gone}
+    busy = {site.rewrite.name for site in kept.values()}
+    waiting = {key for key, site in kept.items() if busy.intersection(site.rewrite.yields_to)}
+    for key in waiting:
+        del found[key, kept.pop(key).rewrite.name]
     return kept, {key: site for key, site in found.items() if key[0][0] not in gone}
+
+
+def _whole_inputs(body: Body) -> Iterable[Any]:
+    return (*jaxprs.constvars(body), *jaxprs.invars(body))
 
 
 def _unreached(flow: Dataflow, accepted: Mapping[_Key, Accepted]) -> set[int]:
@@ -282,88 +287,6 @@ def _candidates(passes: Sequence[Pass], scope: Scope, index: int) -> set[str]:
     return {p.name for p in passes if isinstance(p.find(scope, index), Match)}
 
 
-def _judge(
-    p: Pass, scope: Scope, index: int, refused: Mapping[tuple[Any, ...], Reason], symbolic: bool
-) -> tuple[Site, Accepted | None] | None:
-    """A pass's verdict on one equation; None where it is no candidate.
-
-    ``symbolic`` is whether there are arrays of symbolic size in the program at all.
-    """
-    if symbolic:
-        unknown = _symbolic_shape(scope.eqns[index])
-        if unknown is not None:
-            return replace(_site(p, scope, index), reasons=(unknown,)), None
-    match = p.find(scope, index)
-    if match is None:
-        return None
-    site = _site(p, scope, index)
-    if isinstance(match, Mismatch):
-        path = " → ".join(match.path)
-        reason = Reason("near-miss", f"the pattern stopped at {path}", match.found, match.wanted)
-        return replace(site, reasons=(reason,)), None
-    reasons = [r for r in (q.check(match) for q in p.requirements) if r is not None]
-    if not reasons:
-        unprofitable = p.profitable(match)
-        reasons = [] if unprofitable is None else [unprofitable]
-    earlier = refused.get(_refusal_key(p, scope, index))
-    if not reasons and earlier is not None:
-        reasons = [earlier]
-    if reasons:
-        return replace(site, reasons=tuple(reasons)), None
-    replacement = p.replace(match)
-    kept = _kept(scope, (index, *replacement.also))
-    if kept is not None:
-        return replace(site, reasons=(kept,)), None
-    return replace(site, status=Status.APPLIED), Accepted(match, replacement, p)
-
-
-def _kept(scope: Scope, indices: Iterable[int]) -> Reason | None:
-    """Why equations that a site would replace are left alone at the user's wish."""
-    for index in indices:
-        if scope.is_kept(index):
-            where = scope.name_stack(scope.eqns[index])
-            return Reason("kept", "this stands in a function given to relower.keep", where,
-                          "a place outside of it")  # fmt: skip
-    return None
-
-
-def _symbolic_shape(eqn: Eqn) -> Reason | None:
-    """Why an equation on arrays of symbolic size, as in `jax.export`, is left alone."""
-    for atom in (*eqn.invars, *eqn.outvars):
-        if not _sizes_known((atom,)):
-            return Reason("symbolic-shape", "passes reason about sizes that are known",
-                          atom.aval.str_short(short_dtypes=True), "a static shape")  # fmt: skip
-    return None
-
-
-def _sizes_known(atoms: Iterable[Any]) -> bool:
-    return all(type(n) is int for a in atoms for n in getattr(a.aval, "shape", ()))
-
-
-def _whole_inputs(body: Body) -> Iterable[Any]:
-    return (*jaxprs.constvars(body), *jaxprs.invars(body))
-
-
-def _site(p: Pass, scope: Scope, index: int) -> Site:
-    eqn = scope.eqns[index]
-    return Site(
-        pass_name=p.name,
-        status=Status.DECLINED,
-        reasons=(),
-        primitive=eqn.primitive.name,
-        shape=eqn.outvars[-1].aval.str_short(short_dtypes=True),
-        source=scope.source_line(eqn),
-        scope=scope.name_stack(eqn),
-        calls=scope.runs,
-        equation=id(eqn),
-    )
-
-
-def _refusal_key(p: Pass, scope: Scope, index: int) -> tuple[Any, ...]:
-    """Identifies a site from one round to the next: equations keep their objects."""
-    return p.name, id(scope.eqns[index])
-
-
 def _refuse(
     declined: SiteDeclined,
     accepted: Mapping[_Key, Accepted],
@@ -373,9 +296,9 @@ def _refuse(
 
     The same equation in other contexts goes with them: what was done to it may be shared.
     """
-    offered = {_refusal_key(s.rewrite, s.match.scope, s.match.index) for s in accepted.values()}
+    offered = {refusal_key(s.rewrite, s.match.scope, s.match.index) for s in accepted.values()}
     blamed = {
-        _refusal_key(s.rewrite, s.match.scope, s.match.index) for s in declined.blamed
+        refusal_key(s.rewrite, s.match.scope, s.match.index) for s in declined.blamed
     } & offered
     if not blamed:
         raise declined  # the fault lies with no site of this round: to try again would not end

@@ -302,7 +302,9 @@ def _contexts(demand: Demand) -> dict[int, list[Demand | None]]:
             inner = known.children.get(index, {}) if known is not None else {}
             needed = known is not None and index in known.live
             for key, child in children.items():
-                whole = Demand(child, child.demanded, frozenset(), live=set(child.live))
+                # Of an equation that can't do with fewer results, all stays as it is.
+                everything = set(range(len(child.eqns)))
+                whole = Demand(child, child.demanded, frozenset(), live=everything)
                 waiting.append((child, inner.get(key, whole) if needed else None))
     return found
 

@@ -16,6 +16,7 @@ from ...matchers.graph import OUTPUT, Scope
 from ...matchers.grouped_gemm import GroupedGemm, grouped_gemm
 from ...matchers.swiglu import SwiGlu, Traced, is_needed
 from ..base import Replacement
+from .grouped_checks import one_precision
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def replacement_of(scope: Scope, site: SwiGlu) -> Replacement:
             gate_first=site.gate.half != 1, transpose_rhs=first.transpose_rhs,
             gemm=gemm if first.is_kernel else None, gemm_dtype=first.dtype,
             out_dtype=out.aval.dtype, with_gemm=wanted,
-            precision=_one(first.precision), activation=activation,
+            precision=one_precision(first), activation=activation,
         )  # fmt: skip
         return [_value(done, *kind) for kind in kinds]
 
@@ -98,11 +99,6 @@ def replacement_of(scope: Scope, site: SwiGlu) -> Replacement:
     operands = (first.lhs, first.group_sizes, *weights, *offset)
     key = (site.gate.half, wanted, site.silu_dtype, site.casts, product, tuple(kinds))
     return Replacement(operands, results, run, key, also=also)
-
-
-def _one(precision: Any) -> Any:
-    """The precision of both operands, where a pair states one for each."""
-    return precision[0] if isinstance(precision, tuple) else precision
 
 
 def _parts(scope: Scope, site: SwiGlu) -> dict[Var, int]:

@@ -511,3 +511,43 @@ def test_probe_promises_no_revision(capfd):
     with pytest.raises(SystemExit):
         main(["probe", "--help"])
     assert "@REV" not in capfd.readouterr().out
+
+
+def test_explain_suggest(capfd, parsed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = "import jax.numpy as jnp\nfrom jax import lax\n"
+    source += "def f(s):\n    return jnp.argsort(jnp.argmax(s, -1))\n"
+    (tmp_path / "m.py").write_text(source)
+    arguments = ["explain", "m.py:f", "--arg", "f32[40,8]", "--passes", "argsort_packed_key"]
+    out, _ = said(capfd, *arguments, "--suggest", code=0)
+    assert "in the source: sort one word of key and position: the keys lie in [0, 7]" in out
+    assert "patch: 1 expression\n" in out
+    assert "--- a/m.py\n+++ b/m.py\n" in out
+    out, _ = said(capfd, *arguments, "--suggest", "--patch", "p.diff", "--json", code=0)
+    report = parsed("report", out)
+    assert (tmp_path / "p.diff").read_text() == report["patch"]
+    assert report["not_patched"] == []
+    (site,) = (s for s in report["sites"] if s["status"] == "applied")
+    assert site["suggestion"]["span"]["line"] == 4
+    _, err = said(capfd, *arguments, "--patch", "no/such/folder.diff", code=2)
+    assert "no/such/folder.diff" in err
+    _, err = said(capfd, "explain", "m.py:f@HEAD", "--suggest", code=2)
+    assert "--suggest is for the files of the work tree" in err
+    out, _ = said(capfd, *arguments, code=0)
+    assert "in the source" not in out
+
+
+def test_a_single_site_is_turned_off_by_its_address(capfd):
+    arguments = ["cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]"]
+    out, _ = said(capfd, "explain", *arguments, code=0)
+    (address,) = [
+        t.strip() for t in out.splitlines() if t.strip().startswith("argsort_unique_pairs@")
+    ]
+    out, _ = said(capfd, "explain", *arguments, "--disable", address, code=0)
+    assert "disabled: this site is turned off" in out
+    assert "0 applied" in out.splitlines()[-1]
+    _, err = said(capfd, "explain", *arguments, "--disable", address[:-1] + "9", code=2)
+    assert f"near ones: {address}" in err
+    where = ["lower", *arguments, "--passes", "default", "-o", "unused.program"]
+    _, err = said(capfd, *where, "--disable", address[:-1] + "9", code=2)
+    assert f"near ones: {address}" in err

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from relower.gates.config import load_matrix
+from relower.gates.pass_sets import PassChoice
 from relower.lowering.errors import InputError
 
 GOOD = """
@@ -52,11 +53,11 @@ def test_lists_are_multiplied_out(tmp_path):
     first, _, last = found.cells
     assert first.kernels == 3
     assert first.ops == {"stablehlo.sort": 1}
-    assert first.node.passes == ("argsort_packed_key",)
+    assert first.node.choice.passes == ("argsort_packed_key",)
     assert first.other.mesh == (("data", 4),)
     assert last.kernels == {"gmm": 2}
     assert last.only_in == ("scope:router", "kernel:gmm*")
-    assert last.node.passes is None
+    assert last.node.choice == PassChoice()
     assert len(found.nodes()) == 4
 
 
@@ -202,3 +203,43 @@ def test_a_mistyped_operation_is_noticed_also_where_none_is_expected(name, hint)
     with pytest.raises(InputError, match="no operation is called") as found:
         check_operation(name, "cell 1 ops")
     assert hint is None or f"did you mean 'stablehlo.{hint}'" in str(found.value)
+
+
+PACKED = 'passes.packed = ["argsort_packed_key"]'
+
+
+def test_a_pass_set_may_be_told_things(tmp_path):
+    written = '{ names = ["argsort_packed_key"], quiet = true, frozen = "router" }'
+    found = matrix(tmp_path, GOOD.replace(PACKED, f"passes.packed = {written}"))
+    choice = found.cells[0].node.choice
+    assert choice == PassChoice(("argsort_packed_key",), frozen="router", quiet=True)
+    plain, told = found.cells[2].node, found.cells[2].other
+    assert plain.work != told.work
+    found = matrix(tmp_path, GOOD.replace(PACKED, 'passes.packed = { contract = "rounding" }'))
+    assert found.cells[0].node.choice == PassChoice("default", contract="rounding")
+    found = matrix(tmp_path, GOOD.replace(PACKED, 'passes.packed = { disable = ["late_cast"] }'))
+    assert found.cells[0].node.choice == PassChoice("default", disable=("late_cast",))
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("7", "passes.packed: 7; wanted a list of names, 'default', or a table"),
+        ("{}", "found an empty table, wanted one of names, contract, disable"),
+        ("{ quiet = true }", "quiet: True; wanted true or false, beside names"),
+        (
+            '{ names = ["a"], contract = "value" }',
+            "found both names and a contract, wanted one of them",
+        ),
+        ("{ names = [] }", "wanted a list of names"),
+        ('{ names = ["a"], quite = true }', "did you mean 'quiet'"),
+        ('{ names = ["a"], quiet = 1 }', "quiet: 1; wanted true or false"),
+        ('{ contract = "value", quiet = true }', "quiet: True; wanted true or false, beside names"),
+        ('{ contract = "loose" }', "contract: 'loose'; wanted one of bitwise, value, rounding"),
+    ],
+)
+def test_a_pass_set_that_says_something_else_is_one_clear_line(tmp_path, written, message):
+    with pytest.raises(InputError) as error:
+        matrix(tmp_path, GOOD.replace(PACKED, f"passes.packed = {written}"))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

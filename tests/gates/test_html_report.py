@@ -11,6 +11,7 @@ import pytest
 from relower.gates.cells import Cell, Node
 from relower.gates.html_report import OPEN_GROUPS, diff_page, gate_page
 from relower.gates.page import SCRIPT, STYLE, page, text
+from relower.gates.pass_sets import NONE
 from relower.gates.results import CellResult, GateResult
 from relower.lowering.change import Change, Difference, Group, Verdict
 from relower.lowering.program import Form, Location, Program, Stamp, Unknown
@@ -198,7 +199,7 @@ def test_ten_thousand_differences_stay_readable():
 def cell(name, status, found=None, messages=()):
     nodes = [
         Node(program="p", variant=v, pass_set="none", spec=f"m.py:{v}", args=(), mesh=None,
-             passes=None, target=None, route=None)
+             choice=NONE, target=None, route=None)
         for v in (name, "base")
     ]  # fmt: skip
     made = Cell(program="p", node=nodes[0], other=nodes[1], identical=True, level="exact")

@@ -6,6 +6,7 @@ from xml.etree import ElementTree as xml
 import pytest
 
 from relower.gates.cells import Cell, Node
+from relower.gates.pass_sets import NONE
 from relower.gates.reports import SUMMARY_BYTES, junit, step_summary
 from relower.gates.results import CellResult, GateResult
 from relower.gates.shard import Shard
@@ -13,7 +14,7 @@ from relower.lowering.change import Change, Difference, Group, Verdict
 
 
 def result(name, status="holds", *messages, program="moe", text=None, identical=True):
-    nodes = [Node(program, n, "none", f"m.py:{n}", (), None, None, None, None)
+    nodes = [Node(program, n, "none", f"m.py:{n}", (), None, NONE, None, None)
              for n in (name, "base")]  # fmt: skip
     found = None
     if text is not None:

@@ -186,7 +186,7 @@ def test_mutants_are_caught(monkeypatch, mutant):
 
 
 def test_a_rest_of_the_contracted_dimension_that_is_not_masked_is_caught(monkeypatch):
-    monkeypatch.setattr(tpu, "_without_rest", lambda x, *a: x)
+    monkeypatch.setattr(tpu, "without_rest", lambda x, *a: x)
     config = CONFIGS["apart, transposed, partial tiles"]
     run = jax.jit(functools.partial(
         tpu.grouped_swiglu, config.problem, tiling=config.tiling, interpret=True))  # fmt: skip

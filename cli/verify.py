@@ -1,0 +1,216 @@
+"""``relower verify``: every rewrite of a program, run against what it replaces."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ..gates.child import Job, run
+from ..gates.render import indented, plural, source_text
+from ..gates.verify.host import variables
+from ..lowering.errors import InputError
+from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
+from .show import console, print_json
+
+_STYLES = {"VERIFIED": "green", "VIOLATION": "bold red", "UNKNOWN": "yellow"}
+
+
+def add(commands: Subparsers, summary: str) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "verify", _run, summary)
+    parser.add_argument(
+        "case",
+        nargs="?",
+        help=f"{CASE_HELP}; without one, with --mutants, the passes' own examples",
+    )
+    parser.add_argument(
+        "--mutants", action="store_true",
+        help="break each rewrite in many ways: the same inputs must show every one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pass", action="append", default=[], metavar="NAME", dest="only",
+        help="verify this pass's sites only; may be given again",
+    )  # fmt: skip
+    parser.add_argument(
+        "--contract", choices=("bitwise", "value", "rounding"), default="bitwise",
+        help="the loosest contract of the passes that run; default: bitwise",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seeds", type=_count, default=2, metavar="N", help="fill each kind of input N times"
+    )
+    parser.add_argument(
+        "--limit", type=seconds, default=60.0, metavar="SECONDS", help="for each site; default: 60"
+    )
+    parser.add_argument(
+        "--memory-limit", type=seconds, default=1.0, metavar="GIB",
+        help="of what a site reads and makes; larger ones are unknown; default: 1",
+    )  # fmt: skip
+    add_lowering(parser)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: wanted a number of at least 1")
+    return int(text)
+
+
+def _run(options: argparse.Namespace) -> int:
+    found = verified(options)
+    if options.json:
+        print_json("verify", found)
+    else:
+        show(console(), found, options.case or "the passes' own examples")
+    return int(found["exit_code"])
+
+
+def verified(options: argparse.Namespace) -> dict[str, Any]:
+    """What the child says of the case."""
+    if options.case is None and not options.mutants:
+        raise InputError("verify: wanted FILE.py:NAME, or --mutants for the passes' own examples")
+    if options.case is None and (options.passes or options.arg or options.mesh):
+        raise InputError("verify: --passes, --arg and --mesh are for a case; found none")
+    passes = options.passes or "default"
+    request = job(
+        argparse.Namespace(**{**vars(options), "passes": passes}), "verify", options.case or ""
+    )
+    asked = {
+        "only": options.only,
+        "mutants": options.mutants,
+        "seeds": options.seeds,
+        "seconds": options.limit,
+        "bytes": int(options.memory_limit * 2**30),
+    }
+    request = replace(request, contract=options.contract)
+    return with_bar(request, asked, options.timeout)
+
+
+def with_bar(request: Job, asked: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+    """Runs a child, with a bar on standard error while it works."""
+    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+        place = Path(folder, "progress")
+        with _bar(place):
+            found: dict[str, Any] = run(
+                replace(request, options={**asked, "progress": str(place)}),
+                timeout=timeout,
+                variables=variables(os.environ),
+            )
+    return found
+
+
+@contextmanager
+def _bar(place: Path) -> Iterator[None]:
+    """A bar that follows what the child writes, on a terminal only."""
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
+        yield
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[at]}"),
+    )
+    done = threading.Event()
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task("", total=None, at="tracing")
+
+        def follow() -> None:
+            while not done.wait(0.2):
+                words = place.read_text().split(" ", 2) if place.is_file() else []
+                if len(words) == 3 and words[0].isdecimal() and words[1].isdecimal():
+                    at = words[2]
+                    bar.update(task, completed=int(words[0]), total=int(words[1]) or None, at=at)
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+def show(out: Console, found: Mapping[str, Any], title: str) -> None:
+    """Prints the verdict on each site, those alike together, and the score last."""
+    out.print(Text(title, style="bold"))
+    for alike in _grouped(found["sites"]):
+        _sites(out, alike)
+    for note in found["notes"]:
+        indented(out, Text(f"note: {note}"), 0)
+    out.print()
+    style = _STYLES[found["verdict"]]
+    out.print(Text(f"{found['verdict']}: {found['score']}", style=style))
+
+
+def _grouped(sites: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Sites of one pass at one line that ended alike, in the order found."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for site in sites:
+        survivors = tuple(m["name"] for m in site["mutants"] if not m["killed"])
+        alone = site["site"] if site["verdict"] != "VERIFIED" or survivors else ""
+        key = (site["pass"], site["primitive"], site["source"], site["verdict"], alone)
+        found.setdefault(key, []).append(site)
+    return list(found.values())
+
+
+def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
+    site = sites[0]
+    style = _STYLES[site["verdict"]]
+    head = Text.assemble((site["verdict"], style), "  ", (site["site"], "bold"))
+    if len(sites) > 1:
+        head.append(f" and {len(sites) - 1} more", "bold")
+    types = ", ".join(dict.fromkeys(s["type"] for s in sites))
+    head.append(f"  {site['primitive']} → {types}")
+    indented(out, head, 0)
+    if site["source"] is not None:
+        indented(out, Text(source_text(site["source"]), style="cyan"), 4)
+    if site["verdict"] == "VERIFIED":
+        indented(out, Text(_how(site), style="dim"), 4)
+    else:
+        indented(out, Text(site["reason"], style=style), 4)
+    for note in dict.fromkeys(n for s in sites for n in s["notes"] if not n.startswith("no deriv")):
+        indented(out, Text(note, style="yellow"), 4)
+    example = site["counterexample"]
+    if example is not None:
+        indented(out, Text("on " + ", ".join(example["inputs"])), 4)
+    if site["repro"] is not None:
+        indented(out, Text(f"python {site['repro']} shows it"), 4)
+    _mutants(out, [m for s in sites for m in s["mutants"]])
+
+
+def _mutants(out: Console, mutants: list[dict[str, Any]]) -> None:
+    """How many were caught; by name those that weren't, and those that are the same program."""
+    if not mutants:
+        return
+    real = [m for m in mutants if not m["equivalent"]]
+    killed = sum(m["killed"] for m in real)
+    style = "dim" if killed == len(real) else "bold red"
+    indented(out, Text(f"{killed} of {plural(len(real), 'mutant')} killed", style=style), 4)
+    for m in real:
+        if not m["killed"]:
+            indented(out, Text(f"survived: {m['name']}: {m['how']}", style="bold red"), 6)
+    for name, how in dict.fromkeys((m["name"], m["how"]) for m in mutants if m["equivalent"]):
+        indented(out, Text(f"the same program: {name}: {how}", style="dim"), 6)
+
+
+def _how(site: Mapping[str, Any]) -> str:
+    said = [f"{site['contract']} on {plural(site['runs'], 'input')}"]
+    if site["derivatives"]:
+        said.append(f"derivative on {site['derivatives']}")
+    if site["producers"]:
+        said.append(f"with {plural(site['producers'], 'producer')}")
+    if site["error_ratios"] is not None:
+        said.append(f"errors at most {max(site['error_ratios']):.3f} times the original's")
+    said.append("shrunk shapes" if site["shrunk"] else "the program's shapes")
+    return ", ".join(said)

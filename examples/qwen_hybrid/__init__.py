@@ -1,0 +1,1 @@
+"""A hybrid decoder: gated delta nets, full attention in every fourth layer, experts in each."""

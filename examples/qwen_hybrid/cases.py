@@ -1,0 +1,121 @@
+"""The trainer's two functions as cases for relower.
+
+Each case is a function that takes nothing: `relower explain examples/qwen_hybrid/cases.py:tiny`.
+Those named tiny… run on a CPU in seconds, real… have layers of a frontier model's size; both are
+lowered for a mesh of eight devices.
+
+    tiny, real                 forward and backward over the micro-batches: loss and gradients
+    tiny_update, real_update   clip and AdamW
+    plain[NAME]                `real`, or another size of `VARIANTS`
+    twins[NAME-FORM]           with one thing done by hand; the forms are those of by_hand/
+    wrong[NAME]                with a mistake in it
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import relower
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Wherever this is loaded from.
+
+from qwen_hybrid import by_hand, trainer
+from qwen_hybrid.by_hand import frozen, mistakes
+from qwen_hybrid.config import MESH, REAL, TINY, Config
+
+
+def abstract_inputs(config: Config, mesh: Any) -> tuple[Any, Any]:
+    """The types of a state and a batch, and where they lie; nothing is allocated."""
+    key = jax.random.key(0)
+    state, batch = jax.eval_shape(
+        lambda: (trainer.init_state(key, config), trainer.synthetic_batch(key, config))
+    )
+
+    def placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(placed, state, trainer.shardings(state, mesh)), batch
+
+
+def forward_backward(config: Config, make: Callable[..., Any] | None = None) -> Any:
+    """Forward and backward as a `relower.case`."""
+
+    def build(mesh: Any) -> tuple[Any, Any]:
+        state, batch = abstract_inputs(config, mesh)
+        made = (make or trainer.make_forward_backward)(config, mesh)
+        return jax.jit(made), (state.params, batch)
+
+    return relower.case(build, mesh=MESH)
+
+
+def update(config: Config) -> Any:
+    """The update as a `relower.case`."""
+
+    def build(mesh: Any) -> tuple[Any, Any]:
+        state, _ = abstract_inputs(config, mesh)
+        return jax.jit(trainer.make_update(config), donate_argnums=0), (state, state.params)
+
+    return relower.case(build, mesh=MESH)
+
+
+VARIANTS = {
+    "real": REAL,
+    "at_once": replace(REAL, chunks=1),
+    "full_remat": replace(REAL, saved=()),
+    "bf16_router": replace(REAL, router_dtype=jnp.bfloat16),
+}
+"""The real size and others of it that a trainer is run with."""
+
+
+def tiny() -> Any:
+    return forward_backward(TINY)
+
+
+def real() -> Any:
+    return forward_backward(REAL)
+
+
+def tiny_update() -> Any:
+    return update(TINY)
+
+
+def real_update() -> Any:
+    return update(REAL)
+
+
+def plain() -> dict[str, Any]:
+    """Each of `VARIANTS`."""
+    return {name: forward_backward(config) for name, config in VARIANTS.items()}
+
+
+def twins() -> dict[str, Any]:
+    """Each of `VARIANTS` with one thing done by hand, as in ``real-sorts``."""
+    return {
+        f"{variant}-{name}": twin(config, name)
+        for variant, config in VARIANTS.items()
+        for name in (*by_hand.FORMS, "frozen")
+    }
+
+
+def wrong() -> dict[str, Any]:
+    """Twins with a mistake, for a gate's controls."""
+    ties = replace(REAL, ops=replace(REAL.ops, sort_by_group=mistakes.sort_with_ties_reversed))
+    rows = replace(REAL, ops=replace(REAL.ops, **by_hand.FORMS["rows"]))
+    rows = replace(rows, ops=replace(rows.ops, put_back=mistakes.put_back_the_wrong_way))
+    scales = replace(REAL, ops=replace(REAL.ops, gathered_wi=mistakes.gathered_wi_with_one_scale))
+    named = {"ties": ties, "rows": rows, "scales": scales}
+    return {name: forward_backward(config) for name, config in named.items()}
+
+
+def twin(config: Config, name: str) -> Any:
+    """Forward and backward with one thing done by hand."""
+    if name == "frozen":
+        return forward_backward(config, frozen.make_forward_backward)
+    return forward_backward(by_hand.by_hand(config, name))

@@ -1,0 +1,70 @@
+"""Pass sets of a gate's file: which passes run, and what they are told of the program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..lowering.errors import InputError
+from . import values
+from .child import PassSet, passes_from
+
+_KEYS = ("names", "contract", "disable", "frozen", "assume", "quiet")
+CONTRACTS = ("bitwise", "value", "rounding")
+
+
+@dataclass(frozen=True)
+class PassChoice:
+    """What stands under ``[program.passes]``."""
+
+    passes: PassSet = None
+    contract: str = "bitwise"
+    """The loosest that runs where passes aren't named."""
+    disable: tuple[str, ...] = ()
+    """Passes, and sites by their addresses, that are off."""
+    frozen: str | None = None
+    assume: str | None = None
+    quiet: bool = False
+    """Whether a named pass that applies nowhere is no error."""
+
+
+NONE = PassChoice()
+DEFAULT = PassChoice("default")
+
+
+def pass_choice(value: Any, where: str) -> PassChoice:
+    """A pass set as it is written.
+
+    Args:
+        value: a list of names, ``"default"``, or a table with ``names`` or ``contract``, where
+            neither stands for what runs by default.
+        where: for messages.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if value == "default" or isinstance(value, list):
+        return PassChoice(passes_from(value))
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: {value!r}; wanted a list of names, 'default', or a table")
+    values.check_keys(value, _KEYS, where)
+    if "names" in value and "contract" in value:
+        raise InputError(f"{where}: found both names and a contract, wanted one of them")
+    if not value:
+        raise InputError(f"{where}: found an empty table, wanted one of {', '.join(_KEYS)}")
+    names, contract = value.get("names"), value.get("contract", "bitwise")
+    if names is not None and (not isinstance(names, list) or not names):
+        raise InputError(f"{where} names: {names!r}; wanted a list of names")
+    if contract not in CONTRACTS:
+        raise InputError(f"{where} contract: {contract!r}; wanted one of {', '.join(CONTRACTS)}")
+    quiet = value.get("quiet", False)
+    if not isinstance(quiet, bool) or (quiet and names is None):
+        raise InputError(f"{where} quiet: {quiet!r}; wanted true or false, beside names")
+    return PassChoice(
+        passes="default" if names is None else passes_from(names),
+        contract=contract,
+        disable=values.names(value.get("disable", []), f"{where} disable", strict=False),
+        frozen=values.text(value.get("frozen"), f"{where} frozen"),
+        assume=values.text(value.get("assume"), f"{where} assume"),
+        quiet=quiet,
+    )

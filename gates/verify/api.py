@@ -1,0 +1,241 @@
+"""`verify`: every rewrite that `optimize` makes in a program, shown to keep its contract."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...lowering.as_target import as_target
+from ...lowering.case import Case, case
+from ...lowering.errors import InputError
+from ...lowering.targets import DEFAULT_TARGET, make_mesh, mesh_context, parse_target
+from ...passes import registry
+from ...passes.base import Contract, Pass, Site
+from ...passes.optimize import rewritten
+from ...passes.report import Report
+from .check import Level, Limits, check_piece
+from .mutants import Mutants
+from .record import Kept, Piece, Recorder
+from .verdict import Checked, Evidence, MutantScore, SiteVerdict, Verdict
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Verifier:
+    """Checks sites; one that was checked before, in this program or another, is not run again."""
+
+    limits: Limits
+    mutants: bool = False
+    known: dict[tuple[str, str], tuple[Checked, Level | None]] = field(default_factory=dict)
+    scored: dict[tuple[str, str], tuple[MutantScore, ...]] = field(default_factory=dict)
+
+    def site(self, kept: Sequence[Kept], contract: Contract) -> Checked:
+        """The verdict on all rewrites that one site of the report stands for: the worst of them."""
+        if not kept:
+            return Checked(Verdict.UNKNOWN, "it was not seen while it was rewritten")
+        worst: Checked | None = None
+        for one in kept:
+            found = self.rewrite(one, contract)
+            if worst is None or _RANK[found.verdict] > _RANK[worst.verdict]:
+                worst = found
+        assert worst is not None
+        return worst
+
+    def rewrite(self, kept: Kept, contract: Contract) -> Checked:
+        """The verdict on one rewrite."""
+        if kept.piece is None:
+            return Checked(Verdict.UNKNOWN, f"it can't be run by itself: {kept.why}")
+        key = kept.piece.digest, contract.value
+        if key not in self.known:
+            self.known[key] = check_guarded(kept.piece, contract, self.limits)
+        return self.known[key][0]
+
+    def scores(self, kept: Sequence[Kept], contract: Contract) -> tuple[MutantScore, ...]:
+        """What became of the mutants of a site's rewrites, of those that were verified."""
+        found: list[MutantScore] = []
+        for one in kept if self.mutants else ():
+            if one.piece is None:
+                continue
+            key = one.piece.digest, contract.value
+            level = self.known[key][1]
+            if self.known[key][0].verdict is not Verdict.VERIFIED or level is None:
+                continue
+            if key not in self.scored:
+                made = Mutants(one.piece, one.mutants, contract, level, self.limits)
+                self.scored[key] = tuple(made.scores())
+            found += self.scored[key]
+        return tuple(found)
+
+
+_RANK = {Verdict.VERIFIED: 0, Verdict.UNKNOWN: 1, Verdict.VIOLATION: 2}
+
+
+def check_guarded(piece: Piece, contract: Contract, limits: Limits) -> tuple[Checked, Level | None]:
+    """As `check_piece`; an error of the original's own evaluation leaves the site open."""
+    try:
+        return check_piece(piece, contract, limits)
+    except Exception as error:
+        line = next((s for s in str(error).splitlines() if s.strip()), "")
+        why = f"it can't be run: {type(error).__name__}: {line[:200]}"
+        return Checked(Verdict.UNKNOWN, why), None
+
+
+def verify(
+    case_or_fn: Case | Callable[..., Any],
+    /,
+    *args: Any,
+    passes: Iterable[str | Pass] | None = None,
+    contract: str = "bitwise",
+    frozen: Any = None,
+    assume: str | Iterable[str] | None = None,
+    only: Iterable[str] | None = None,
+    mutants: bool = False,
+    target: str = DEFAULT_TARGET,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+    **kwargs: Any,
+) -> Evidence:
+    """Runs every rewrite that `optimize` makes in ``fn(*args)`` against what it replaces.
+
+    Each site is cut out of the trace that is rewritten, with what came in its place, and both are
+    run on this host's CPU, operation by operation, on inputs that obey what is known of them.
+
+    Args:
+        case_or_fn: a `Case`, or a function.
+        *args: the function's arguments; a `jax.ShapeDtypeStruct` stands for an array.
+        passes: as for `optimize`, but one that applies nowhere is no error.
+        contract: as for `optimize`.
+        frozen: as for `optimize`.
+        assume: as for `optimize`.
+        only: names of passes whose sites to verify; None for all that applied.
+        mutants: also break each rewrite in many ways, and see whether the same inputs show it.
+        target: what a case is traced for, kind and topology.
+        limits: for each site.
+        progress: called with the sites done, their number and the next one's name.
+        **kwargs: keyword arguments of the function.
+
+    Returns:
+        A verdict for each applied site; VERIFIED as a whole only if there is a site and each is.
+
+    Raises:
+        InputError: a case comes with arguments of its own, or a name in ``only`` is no pass's.
+        ValueError: as for `optimize`.
+    """
+    options = {"passes": passes, "contract": contract, "frozen": frozen, "assume": assume}
+    recorder = Recorder(mutants)
+    if not isinstance(case_or_fn, Case):
+        report = rewritten(case_or_fn, args, kwargs, recorder.recording, **options)
+    elif args or kwargs:
+        raise InputError("verify: a case has its own arguments; found more beside it")
+    else:
+        report = _of_case(case_or_fn, target, recorder, options)
+    return judged(report, recorder, only=only, mutants=mutants, limits=limits, progress=progress)
+
+
+def _of_case(chosen: Case, target: str, recorder: Recorder, options: Any) -> Report:
+    """A case rewritten as it is for its target: traced on its mesh, with the target's answers."""
+    goal = parse_target(target)
+    mesh = make_mesh(goal, chosen.mesh, "auto", "abstract")
+    with as_target(goal.devices()):
+        fn, args, kwargs = chosen.built(mesh)
+        with mesh_context(mesh):
+            return rewritten(fn, args, dict(kwargs), recorder.recording, **options)
+
+
+def judged(
+    report: Report,
+    recorder: Recorder,
+    *,
+    only: Iterable[str] | None = None,
+    mutants: bool = False,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Evidence:
+    """The verdicts on a report's applied sites, from what was recorded while they were made."""
+    wanted = None if only is None else {_known(name) for name in only}
+    sites = [s for s in report.applied if wanted is None or s.pass_name in wanted]
+    verifier = Verifier(limits or Limits(), mutants)
+    numbers: Counter[str] = Counter()
+    found = []
+    for i, site in enumerate(sites):
+        numbers[site.pass_name] += 1
+        key = f"{site.pass_name}#{numbers[site.pass_name]}"
+        if progress is not None:
+            progress(i, len(sites), key)
+        found.append(_verdict(verifier, key, site, recorder.of(site)))
+    if progress is not None:
+        progress(len(sites), len(sites), "")
+    notes = () if sites else ("no pass applied anywhere: there is nothing to verify",)
+    return Evidence(report.name, tuple(found), notes=(*notes, *report.notes), mutated=mutants)
+
+
+def _known(name: str) -> str:
+    try:
+        return registry.by_name(name).name
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def _verdict(verifier: Verifier, key: str, site: Site, kept: Sequence[Kept]) -> SiteVerdict:
+    rewrite: Pass = kept[0].rewrite if kept else registry.by_name(site.pass_name)
+    return SiteVerdict(
+        key=key,
+        pass_name=site.pass_name,
+        contract=rewrite.contract.value,
+        primitive=site.primitive,
+        type=site.shape,
+        source=site.source,
+        scope=site.scope,
+        calls=site.calls,
+        checked=verifier.site(kept, rewrite.contract),
+        mutants=verifier.scores(kept, rewrite.contract),
+        facts=facts_of(kept),
+    )
+
+
+def verify_examples(
+    only: Iterable[str] | None = None,
+    *,
+    mutants: bool = False,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Evidence:
+    """Every pass on its own examples, one after the other, as one program.
+
+    Raises:
+        InputError: a name in ``only`` is no pass's.
+    """
+    wanted = None if only is None else {_known(name) for name in only}
+    passes = [p for p in registry.all_passes() if wanted is None or p.name in wanted]
+    pairs = [(p, e) for p in passes for e in p.examples()]
+    sites: list[SiteVerdict] = []
+    notes: list[str] = []
+    for i, (p, example) in enumerate(pairs):
+        if progress is not None:
+            progress(i, len(pairs), p.name)
+        chosen = case(lambda mesh, p=p, e=example: (p.before, e.args), mesh=example.mesh) if (
+            example.mesh) else case(p.before, *example.args)  # fmt: skip
+        found = verify(chosen, passes=[p.name], mutants=mutants, limits=limits)
+        if not found.sites:
+            notes.append(f"{p.name} finds no site in its own example {example.label!r}")
+        sites += [replace(s, key=f"{p.name} ({example.label})") for s in found.sites]
+    if progress is not None:
+        progress(len(pairs), len(pairs), "")
+    return Evidence("the passes' own examples", tuple(sites), notes=tuple(notes), mutated=mutants)
+
+
+def facts_of(kept: Sequence[Kept]) -> tuple[str, ...]:
+    """What was known of a site's inputs beyond their types, in words."""
+    from .facts import words
+
+    found: dict[str, None] = {}
+    for one in kept:
+        if one.piece is not None:
+            for var in dict.fromkeys((*one.piece.before.inputs, *one.piece.after.inputs)):
+                said = words(one.piece.ancestry.facts.get(var), var.aval)
+                if said:
+                    found[f"{var.aval.str_short(short_dtypes=True)} {said}"] = None
+    return tuple(found)

@@ -1,0 +1,382 @@
+"""Run a cut-out site against what it replaced, and judge it by the pass's contract."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...passes.base import Contract
+from .compare import Errors, Place, difference
+from .derivative import Derivative, derivative
+from .evaluate import Unrunnable
+from .inputs import NoInputs, Theme, make
+from .problem import Problem, build
+from .record import Piece
+from .themes import EXACT, FINITE, ROUNDED, SPOILED, SUMMED
+from .verdict import Checked, Counterexample, Verdict
+
+Array = Any
+DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+MOST_SEEDS = 32
+"""Seeds over which errors are averaged before a rewrite is said to round worse."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may be spent on one site."""
+
+    seconds: float = 60.0
+    bytes: int = 1 << 30
+    work: int = 20_000_000_000
+    """Multiplications and additions of matrix products in one run."""
+    seeds: int = 2
+    """Times each theme is filled anew."""
+
+
+class OverLimit(Exception):
+    """A site is too large to run at these shapes; the message says by what."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The first input on which a contract is broken."""
+
+    place: Place | str
+    theme: str
+    arrays: tuple[Array, ...]
+    of: str = "values"
+    cotangents: tuple[Array, ...] = ()
+
+
+@dataclass
+class Tally:
+    """What was run of one problem."""
+
+    runs: int = 0
+    derivatives: int = 0
+    ratios: tuple[float, float] | None = None
+    notes: tuple[str, ...] = ()
+
+
+Level = tuple[int, bool]
+"""Steps back to the producers that are run with a site, and whether after those of floats, too."""
+
+
+def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Checked, Level | None]:
+    """The verdict on a site, and with which of its producers it was run.
+
+    Where the two sides differ on inputs that obey all that is known of each, or the rewrite reads
+    what the original doesn't, the site is run again with more and more of its producers: what holds
+    between its inputs in the program then holds in each run.
+    """
+    end = time.monotonic() + limits.seconds
+    broken: tuple[Broken, Problem, Level] | None = None
+    reasons: dict[str, None] = {}
+    deepest, tried = piece.ancestry.depth, set[int]()
+    for depth, floats in _levels(deepest):
+        try:
+            problem = build(piece, depth, floats)
+            if problem.unshared and (depth < deepest or not floats):
+                reasons[_unshared(problem)] = None
+                continue
+            if problem.producers in tried:
+                continue
+            tried.add(problem.producers)
+            _within(problem, limits)
+            found, tally = run(problem, contract, limits, end)
+        except (Unrunnable, NoInputs, OverLimit) as error:
+            reasons[str(error)] = None
+            continue
+        if found is None:
+            return _verified(problem, tally), (depth, floats)
+        broken = found, problem, (depth, floats)
+        if time.monotonic() > end:
+            break
+    if broken is None:
+        why = "; ".join(list(reasons)[-2:]) or "nothing could be run"
+        return Checked(Verdict.UNKNOWN, why), None
+    found, problem, level = broken
+    if problem.unshared:
+        why = f"{_unshared(problem)}; on independent values the two sides differ"
+        return Checked(Verdict.UNKNOWN, why), None
+    if deepest and reasons and problem.producers == 0 and _only_too_large(reasons):
+        why = f"differs on inputs that its producers may never make: {next(iter(reasons))}"
+        return Checked(Verdict.UNKNOWN, why), None
+    return violation(problem, found), level
+
+
+def _levels(deepest: int) -> list[Level]:
+    """How many steps back to go, and whether after what makes floating point values."""
+    depths = [*(d for d in DEPTHS if d < deepest), deepest]
+    return [*((d, False) for d in depths), *((d, True) for d in depths)]
+
+
+def _only_too_large(reasons: dict[str, None]) -> bool:
+    return any("limit" in r for r in reasons)
+
+
+def _unshared(problem: Problem) -> str:
+    return f"the rewrite reads {', '.join(problem.unshared)}, which the original doesn't"
+
+
+def _verified(problem: Problem, tally: Tally) -> Checked:
+    if not tally.runs:
+        return Checked(Verdict.UNKNOWN, "no input was run")
+    return Checked(
+        Verdict.VERIFIED,
+        runs=tally.runs,
+        derivatives=tally.derivatives,
+        producers=problem.producers,
+        shapes=types(problem),
+        ratios=tally.ratios,
+        notes=tally.notes,
+    )
+
+
+def violation(problem: Problem, found: Broken) -> Checked:
+    """The verdict on a site that breaks its contract."""
+    example = Counterexample(found.theme, str(found.place), found.arrays, types(problem), found.of)
+    return Checked(
+        Verdict.VIOLATION,
+        f"{found.of} differ on {found.theme}: {found.place}",
+        producers=problem.producers,
+        shapes=types(problem),
+        counterexample=example,
+    )
+
+
+def types(problem: Problem) -> tuple[str, ...]:
+    """The types of a problem's inputs."""
+    return tuple(v.aval.str_short(short_dtypes=True) for v in problem.before.inputs)
+
+
+def _within(problem: Problem, limits: Limits) -> None:
+    if problem.bytes > limits.bytes:
+        raise OverLimit(f"it takes {problem.bytes:,} bytes, above the limit of {limits.bytes:,}")
+    if problem.work > limits.work:
+        raise OverLimit(
+            f"it takes {problem.work:,} multiplications and additions, above the limit of "
+            f"{limits.work:,}"
+        )
+
+
+def run(
+    problem: Problem, contract: Contract, limits: Limits, end: float
+) -> tuple[Broken | None, Tally]:
+    """Both sides on every theme; the first input that shows a difference.
+
+    Raises:
+        Unrunnable: the original itself can't be run, or not precisely.
+        NoInputs: nothing can be made that obeys what is known.
+    """
+    tally = Tally()
+    themes = FINITE if contract is Contract.ROUNDING else EXACT
+    for theme, arrays in _filled(problem, themes, limits.seeds):
+        broken = values_differ(problem, contract, theme.name, arrays)
+        tally.runs += 1
+        if broken is not None:
+            return broken, tally
+        if time.monotonic() > end:
+            tally.notes += (f"stopped after {limits.seconds:g} s with {tally.runs} inputs",)
+            break
+    if contract is Contract.ROUNDING:
+        tally.notes += _spread(problem)
+        broken, ratios = _rounded(problem, "values", tally, end)
+        tally.ratios = ratios
+        if broken is not None:
+            return broken, tally
+    return _derivatives(problem, contract, tally, limits, end), tally
+
+
+def values_differ(
+    problem: Problem, contract: Contract, theme: str, arrays: Sequence[Array]
+) -> Broken | None:
+    """Whether one input shows a difference that its contract doesn't allow."""
+    before = problem.run(problem.before, arrays)
+    after = _after(problem, arrays)
+    if isinstance(after, str):
+        return Broken(after, theme, tuple(arrays))
+    place = difference(before, after, contract, problem.arithmetic)
+    return None if place is None else Broken(place, theme, tuple(arrays))
+
+
+def _after(problem: Problem, arrays: Sequence[Array]) -> list[Array] | str:
+    """The rewrite's outputs; where it fails and the original doesn't, how."""
+    try:
+        return problem.run(problem.after, arrays)
+    except Unrunnable:
+        raise
+    except Exception as error:
+        return f"the rewrite fails: {type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message that says anything."""
+    return next((s.strip() for s in str(error).splitlines() if s.strip()), "")[:200]
+
+
+def _spread(problem: Problem) -> tuple[str, ...]:
+    """Whether a NaN or an infinity reaches further than it did, which no rounding contract says."""
+    broken = values_differ(problem, Contract.ROUNDING, SPOILED.name, fill(problem, SPOILED, 0))
+    if broken is None:
+        return ()
+    return (f"a NaN or an infinity reaches further than before: {broken.place}",)
+
+
+def _filled(
+    problem: Problem, themes: Sequence[Theme], seeds: int, first: int = 0
+) -> Iterator[tuple[Theme, list[Array]]]:
+    for seed in range(first, first + seeds):
+        for theme in themes:
+            yield theme, fill(problem, theme, seed)
+
+
+def fill(problem: Problem, theme: Theme, seed: int) -> list[Array]:
+    """An array for each input; where devices talk, each device's side by side."""
+    if not problem.across:
+        return make(theme, problem.inputs, seed)
+    from .devices import copies
+
+    counts = copies(problem.region, problem.before)
+    parts = [make(theme, problem.inputs, 1000 * seed + i) for i in range(max(counts, default=1))]
+    joined = []
+    for i, count in enumerate(counts):
+        each = [np.atleast_1d(parts[d][i]) for d in range(count)]
+        varying = bool(problem.region.fragment(problem.before).inputs[i].varying)
+        joined.append(np.concatenate(each) if varying else parts[0][i])
+    return joined
+
+
+Both = Callable[[Sequence[Array]], tuple[list[Array], list[Array] | str]]
+Exact = Callable[[Sequence[Array]], list[Array]]
+
+
+def _values(problem: Problem) -> tuple[Both, Exact]:
+    both = lambda arrays: (problem.run(problem.before, arrays), _after(problem, arrays))
+    return both, problem.exactly
+
+
+def _of_derivative(problem: Problem) -> tuple[Both, Exact]:
+    found = derivative(problem)
+    assert isinstance(found, Derivative)
+    return found.both, found.exactly
+
+
+def _rounded(
+    problem: Problem, of: str, tally: Tally, end: float
+) -> tuple[Broken | None, tuple[float, float] | None]:
+    """Whether errors stay within the bound, as run here or else with each sum rounded once.
+
+    In which order a matrix product adds up, no operation says, and a CPU's is not a TPU's.
+    """
+    found = _errors(problem, of, tally, end)
+    if found[0] is None or not isinstance(found[0].place, str) or found[1] is None:
+        return found
+    again = _errors(replace(problem, summed=True, compiled={}), of, tally, end)
+    if again[0] is None:
+        tally.notes += (f"{of} as this CPU adds: {found[0].place}; with each sum rounded once the "
+                        "bound holds",)  # fmt: skip
+        return again
+    return found
+
+
+def _errors(
+    problem: Problem, of: str, tally: Tally, end: float
+) -> tuple[Broken | None, tuple[float, float] | None]:
+    """Whether errors stay within the bound, averaged over more and more seeds until they do."""
+    both, exactly = _values(problem) if of == "values" else _of_derivative(problem)
+    worst: tuple[float, float] | None = None
+    for theme in ROUNDED:
+        errors: dict[int, Errors] = {}
+        seeds, first = 4, 0
+        arrays: list[Array] = []
+        while True:
+            for _, arrays in _filled(problem, [theme], seeds - first, first):
+                before, after = both(arrays)
+                if isinstance(after, str):
+                    return Broken(after, theme.name, tuple(arrays), of), worst
+                exact = exactly(arrays)
+                tally.runs += of == "values"
+                tally.derivatives += of != "values"
+                broken = _add(errors, before, after, exact)
+                if broken is not None:
+                    return Broken(broken, theme.name, tuple(arrays), of), worst
+            if all(e.holds for e in errors.values()) or seeds >= MOST_SEEDS:
+                break
+            first, seeds = seeds, min(2 * seeds, MOST_SEEDS)
+        for i, e in errors.items():
+            if not e.holds:
+                where = (
+                    f"output {i}: greatest error {e.ratios[0]:.3f} times, norm {e.ratios[1]:.3f} "
+                    f"times the original's over {e.runs} inputs; at most 1.10"
+                )
+                return Broken(where, theme.name, tuple(arrays), of), e.ratios
+            worst = e.ratios if worst is None else tuple(map(max, worst, e.ratios))  # type: ignore[assignment]
+        if time.monotonic() > end:
+            tally.notes += (f"errors of {of} were averaged until the time ran out",)
+            break
+    return None, worst
+
+
+def _add(
+    errors: dict[int, Errors], before: list[Array], after: list[Array], exact: list[Array]
+) -> Place | None:
+    for i, (b, a, e) in enumerate(zip(before, after, exact, strict=True)):
+        if e.dtype != np.float64 or b.dtype == e.dtype == np.int64:
+            place = difference([b], [a], Contract.BITWISE, False)
+            if place is not None:
+                return replace(place, output=i)
+            continue
+        place = difference([b], [a], Contract.ROUNDING, True)
+        if place is not None:
+            return replace(place, output=i)
+        errors[i] = errors.get(i, Errors()).plus(b, a, e)
+    return None
+
+
+def _derivatives(
+    problem: Problem, contract: Contract, tally: Tally, limits: Limits, end: float
+) -> Broken | None:
+    """Whether the derivatives keep the contract too, where there are any.
+
+    Sums of cotangents are compared on small integers, on which they are exact in any order.
+    """
+    found = derivative(problem)
+    if isinstance(found, str):
+        tally.notes += (found,)
+        return None
+    exact = Contract.VALUE if contract is Contract.ROUNDING else contract
+    if contract is not Contract.ROUNDING or not problem.arithmetic:
+        for theme, arrays in _filled(problem, SUMMED, max(1, limits.seeds // 2)):
+            broken = derivative_differs(found, exact, theme.name, arrays)
+            tally.derivatives += 1
+            if broken is not None:
+                return broken
+            if time.monotonic() > end:
+                return None
+    if contract is not Contract.ROUNDING:
+        return None
+    try:
+        broken, ratios = _rounded(problem, "derivative", tally, end)
+    except Unrunnable as error:
+        tally.notes += (f"derivatives were not compared: {error}",)
+        return None
+    if ratios is not None:
+        tally.ratios = ratios if tally.ratios is None else (
+            max(tally.ratios[0], ratios[0]), max(tally.ratios[1], ratios[1]))  # fmt: skip
+    return broken
+
+
+def derivative_differs(
+    found: Derivative, contract: Contract, theme: str, arrays: Sequence[Array]
+) -> Broken | None:
+    """Whether the derivatives at one input differ beyond the contract."""
+    before, after = found.both(arrays)
+    if isinstance(after, str):
+        return Broken(after, theme, tuple(arrays), "derivative")
+    place = difference(before, after, contract, True)
+    return None if place is None else Broken(place, theme, tuple(arrays), "derivative")

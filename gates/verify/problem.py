@@ -1,0 +1,274 @@
+"""A site as something to run: two functions of the same inputs, with or without its producers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...compat import bodies as compat_bodies
+from ...compat import jaxprs
+from ...compat.jaxprs import Atom, Eqn, Var
+from ...compat.primitives import primitive
+from ...matchers.fact import UNKNOWN, Fact
+from ...passes.engine.fragments import Cut, Region
+from .devices import across, joined
+from .evaluate import Rule, evaluate, in_float64, is_float, summed_once
+from .inputs import Input
+from .record import Piece
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Both sides of a site on common inputs."""
+
+    before: Cut
+    after: Cut
+    """Of the same inputs, in the same order, and as many outputs."""
+    inputs: tuple[Input, ...]
+    region: Region
+    producers: int
+    """Equations before the site that are run with it."""
+    unshared: tuple[str, ...]
+    """Types of inputs that only the rewrite reads: nothing here says what they are."""
+    across: bool
+    """Whether devices exchange values in it: it is run on several."""
+    arithmetic: bool
+    """Whether floating point numbers are computed in it, and not only moved."""
+    wide: bool
+    """Whether there are 64-bit types."""
+    work: int
+    """Multiplications and additions of its matrix products."""
+    bytes: int
+    """Of all that it reads and makes."""
+    compiled: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What was compiled for several devices."""
+    mutation: Any = None
+    """What is changed in the rewrite's inputs and outputs; see `operators`."""
+    rule: Rule | None = None
+    """What is changed in the rewrite's equations."""
+    summed: bool = False
+    """Whether each sum is rounded once, on both sides."""
+
+    @contextlib.contextmanager
+    def context(self, wide: bool = False) -> Iterator[None]:
+        """In which to run it: with 64-bit types where it has them, or they are wanted."""
+        with contextlib.ExitStack() as stack:
+            if self.wide or wide or self.summed:
+                stack.enter_context(jax.enable_x64(True))
+            if self.across:
+                stack.enter_context(across(self.region))
+            yield
+
+    def run(self, which: Cut, arrays: Sequence[Array]) -> list[Array]:
+        """One side's outputs, equation by equation; on several devices where they talk.
+
+        Raises:
+            Unrunnable: it can't be run here.
+        """
+        with self.context():
+            values = [jnp.asarray(a) for a in arrays]
+            return [np.asarray(v) for v in self.values(which, values)]
+
+    def values(self, which: Cut, values: Sequence[Any], differentiated: bool = False) -> list[Any]:
+        """One side's outputs, in its `context`; arrays may be tracers."""
+
+        mutant = self.mutation if which is self.after else None
+
+        def run(*given: Any) -> list[Any]:
+            if mutant is not None and mutant.inputs is not None:
+                given = tuple(mutant.inputs(list(given)))
+            rule = self._rule(mutant is not None and mutant.eqn is not None)
+            parts = which.eqns, which.inputs, which.outputs
+            found = evaluate(*parts, given, rule, differentiated=differentiated)
+            return mutant.outputs(found) if mutant is not None and mutant.outputs else found
+
+        if not self.across:
+            return run(*values)
+        return list(self._compiled((differentiated, id(which)), which, run)(*values))
+
+    def _rule(self, mutated: bool) -> Rule | None:
+        first = self.rule if mutated else None
+        if not self.summed or first is None:
+            return summed_once if self.summed else first
+        return lambda eqn, operands: _either(first, eqn, operands)
+
+    def _compiled(self, key: Any, which: Cut, run: Any) -> Callable[..., Any]:
+        if key not in self.compiled:
+            self.compiled[key] = joined(self.region, which, run), which
+        return self.compiled[key][0]  # type: ignore[no-any-return]
+
+    def exactly(self, arrays: Sequence[Array]) -> list[Array]:
+        """What stood there, in float64.
+
+        Raises:
+            Unrunnable: it depends on how values are represented.
+        """
+        with self.context(wide=True):
+            values = [jnp.asarray(a) for a in arrays]
+            return [np.asarray(v) for v in self.wide_values(values)]
+
+    def wide_values(self, values: Sequence[Any]) -> list[Any]:
+        """What stood there, in float64, in a context with 64-bit types."""
+        part = self.before
+
+        def run(*given: Any) -> list[Any]:
+            return in_float64(part.eqns, part.inputs, part.outputs, given)
+
+        if not self.across:
+            return run(*values)
+        return list(self._compiled("wide", part, run)(*values))
+
+
+def _either(first: Rule, eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any] | None:
+    found = first(eqn, operands)
+    return summed_once(eqn, operands) if found is None else found
+
+
+def build(piece: Piece, depth: int, floats: bool = True) -> Problem:
+    """A site with the producers of its inputs up to ``depth`` steps back.
+
+    Args:
+        piece: the site.
+        depth: steps back.
+        floats: whether to take in what makes floating point values, too.
+
+    Raises:
+        Unrunnable: an equation can't be run outside of its program.
+    """
+    prefix = piece.ancestry.prefix(depth, floats)
+    before = _closed(prefix, piece.before)
+    after = _closed(prefix, piece.after)
+    inputs = tuple(dict.fromkeys((*before.inputs, *after.inputs)))
+    only_after = [v for v in after.inputs if v not in set(before.inputs)]
+    groups = group_sizes(before.eqns)
+    most = max((n for v in inputs for n in v.aval.shape), default=0)
+    specs = tuple(_input(v, piece.ancestry.facts, groups, most) for v in inputs)
+    eqns = (*before.eqns, *after.eqns)
+    avals = [a.aval for e in eqns for a in (*e.invars, *e.outvars)]
+    work, size = cost(before.eqns), cost(after.eqns)
+    return Problem(
+        before=Cut(before.eqns, inputs, before.outputs),
+        after=Cut(after.eqns, inputs, after.outputs),
+        inputs=specs,
+        region=piece.region,
+        producers=len(before.eqns) - len(piece.before.eqns),
+        unshared=tuple(v.aval.str_short(short_dtypes=True) for v in only_after),
+        across=any(e.effects for e in eqns),
+        arithmetic=any(map(_computes, eqns)),
+        wide=any(np.dtype(a.dtype).itemsize == 8 for a in avals if _is_number(a)),
+        work=max(work[0], size[0]),
+        bytes=work[1] + size[1],
+    )
+
+
+def _is_number(aval: Any) -> bool:
+    return hasattr(aval, "dtype") and bool(jnp.issubdtype(aval.dtype, jnp.number))
+
+
+def _input(var: Var, facts: Mapping[Var, Fact], groups: Mapping[Var, int], most: int) -> Input:
+    fact = facts.get(var, UNKNOWN)
+    return Input(tuple(var.aval.shape), var.aval.dtype, fact, groups.get(var), most)
+
+
+def _closed(prefix: Sequence[Eqn], part: Cut) -> Cut:
+    """A part with those producers that it needs, as a function of what they read."""
+    read: set[Var] = {a for a in part.outputs if jaxprs.is_var(a)}
+    kept: list[Eqn] = []
+    for eqn in reversed((*prefix, *part.eqns)):
+        if not read.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            read.update(a for a in eqn.invars if jaxprs.is_var(a))
+    eqns = tuple(reversed(kept))
+    made = {v for e in eqns for v in e.outvars}
+    atoms = (*(a for e in eqns for a in e.invars), *part.outputs)
+    inputs = dict.fromkeys(a for a in atoms if jaxprs.is_var(a) and a not in made)
+    return Cut(eqns, tuple(inputs), part.outputs)
+
+
+def walk(eqns: Sequence[Eqn]) -> Any:
+    """Every equation, those of bodies included."""
+    for eqn in eqns:
+        yield eqn
+        for entered in compat_bodies.carried(eqn).entered:
+            yield from walk(jaxprs.opened(entered.body).eqns)
+
+
+_MOVING = """
+broadcast_in_dim concatenate gather reshape slice squeeze transpose rev select_n pad dynamic_slice
+dynamic_update_slice split stack unstack tile copy copy_p sort top_k scatter bitcast_convert_type
+optimization_barrier all_gather all_to_all ppermute pvary name expand_dims assume_range iota
+stop_gradient jit closed_call cond scan while custom_jvp_call custom_vjp_call remat checkpoint
+""".split()
+
+
+def _computes(eqn: Eqn) -> bool:
+    """Whether an equation makes floating point numbers by arithmetic, in it or in a body."""
+    return any(
+        e.primitive.name not in _MOVING
+        and any(is_float(getattr(v.aval, "dtype", np.int32)) for v in e.outvars)
+        for e in walk([eqn])
+    )
+
+
+def group_sizes(eqns: Sequence[Eqn]) -> dict[Var, int]:
+    """Values that a grouped matrix product takes as its groups' sizes, and the rows it has."""
+    found: dict[Var, int] = {}
+    for eqn in reversed(eqns):
+        if eqn.primitive is primitive("ragged_dot_general_p"):
+            lhs, _, sizes = eqn.invars[:3]
+            if jaxprs.is_var(sizes):
+                (dim,) = eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
+                found[sizes] = lhs.aval.shape[dim]
+        elif eqn.primitive is primitive("convert_element_type_p") and eqn.outvars[0] in found:
+            if jaxprs.is_var(eqn.invars[0]):
+                found[eqn.invars[0]] = found[eqn.outvars[0]]
+        for entered in compat_bodies.carried(eqn).entered:
+            body = jaxprs.opened(entered.body)
+            inner = group_sizes(body.eqns)
+            for var, port in zip(body.invars, entered.inputs, strict=False):
+                if var in inner and port.outer is not None:
+                    atom: Atom = eqn.invars[port.outer]
+                    if jaxprs.is_var(atom):
+                        found[atom] = inner[var]
+    return found
+
+
+def cost(eqns: Sequence[Eqn]) -> tuple[int, int]:
+    """Multiplications and additions of matrix products, and bytes made; loops by their length."""
+    work = size = 0
+    for eqn in eqns:
+        for v in eqn.outvars:
+            shape = getattr(v.aval, "shape", ())
+            if hasattr(v.aval, "dtype") and hasattr(v.aval.dtype, "itemsize"):
+                size += int(np.prod(shape, dtype=np.float64)) * v.aval.dtype.itemsize
+        work += _products(eqn)
+        inner = [cost(jaxprs.opened(e.body).eqns) for e in compat_bodies.carried(eqn).entered]
+        times = eqn.params.get("length", 1) if inner else 1
+        work += sum(w for w, _ in inner) * (times if isinstance(times, int) else 1)
+        size += sum(s for _, s in inner)
+    return work, size
+
+
+def _products(eqn: Eqn) -> int:
+    if eqn.primitive is primitive("dot_general_p"):
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        lhs, out = eqn.invars[0].aval, eqn.outvars[0].aval
+        inner = int(np.prod([lhs.shape[d] for d in contracted]))
+        return 2 * inner * int(np.prod(out.shape, dtype=np.float64))
+    if eqn.primitive is primitive("ragged_dot_general_p"):
+        # A CPU multiplies all rows with each group's matrix.
+        lhs, rhs, sizes = (a.aval for a in eqn.invars[:3])
+        out = eqn.outvars[0].aval
+        whole = float(np.prod(lhs.shape)) * np.prod(rhs.shape) * np.prod(out.shape)
+        return int(2 * np.sqrt(whole) * max(1, sizes.shape[-1] ** 0.5))
+    if eqn.primitive is primitive("triangular_solve_p"):
+        return int(eqn.invars[0].aval.shape[-1]) * int(np.prod(eqn.invars[1].aval.shape))
+    return 0

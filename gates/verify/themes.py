@@ -1,0 +1,225 @@
+"""What to fill inputs with: ties, ends, orders, zeros of both signs, NaN with payloads, and more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .inputs import Theme
+
+_Rng = np.random.Generator
+_SOME = 64
+"""Values of which a theme of ties takes its few."""
+
+
+def _uniform(rng: _Rng, n: int, lo: int, hi: int) -> Any:
+    return rng.integers(lo, hi, n, dtype=np.int64, endpoint=True) if hi < 2**63 else (
+        rng.integers(lo, hi, n, dtype=np.uint64, endpoint=True)
+    )  # fmt: skip
+
+
+def _few(rng: _Rng, n: int, lo: int, hi: int) -> Any:
+    pool = np.append(_uniform(rng, 2, lo, hi), _uniform(rng, 1, lo, min(hi, lo + _SOME)))
+    return rng.choice(pool, n)
+
+
+def _at(which: str) -> Any:
+    def fill(rng: _Rng, n: int, lo: int, hi: int) -> Any:
+        kind = np.uint64 if hi >= 2**63 else np.int64
+        ends = {"lo": [lo], "hi": [hi], "both": [lo, hi], "near": [lo, hi, min(lo + 1, hi)]}[which]
+        return np.resize(np.array(ends, kind), n)
+
+    return fill
+
+
+def _sorted(rng: _Rng, n: int, lo: int, hi: int) -> Any:
+    return np.sort(_uniform(rng, n, lo, hi))
+
+
+def _falling(rng: _Rng, n: int, lo: int, hi: int) -> Any:
+    return np.sort(_few(rng, n, lo, hi))[::-1]
+
+
+def _mostly_one(rng: _Rng, n: int, lo: int, hi: int) -> Any:
+    found = np.full(n, _uniform(rng, 1, lo, hi)[0])
+    if n:
+        found[rng.integers(n)] = hi
+    return found
+
+
+def _normal(rng: _Rng, n: int, dtype: Any) -> Any:
+    return rng.standard_normal(n).astype(np.float32)
+
+
+def _small(rng: _Rng, n: int, dtype: Any) -> Any:
+    return rng.integers(-4, 5, n).astype(np.float32)
+
+
+def _few_floats(rng: _Rng, n: int, dtype: Any) -> Any:
+    return rng.choice(np.array([0.5, -1.25, 3.0], np.float32), n)
+
+
+def _zeros(rng: _Rng, n: int, dtype: Any) -> Any:
+    return rng.choice(np.array([0.0, -0.0], np.float32), n).astype(dtype)
+
+
+def _exponents(rng: _Rng, n: int, dtype: Any) -> Any:
+    info: Any = jnp.finfo(dtype)
+    most = int(np.log2(float(info.max))) // 3
+    return np.ldexp(rng.standard_normal(n), rng.integers(-most, most, n)).astype(dtype)
+
+
+def _moderate(rng: _Rng, n: int, dtype: Any) -> Any:
+    return np.ldexp(rng.standard_normal(n), rng.integers(-8, 9, n)).astype(np.float32)
+
+
+def _halfway(rng: _Rng, n: int, dtype: Any) -> Any:
+    """Halfway between two neighbours of bfloat16, and one bit off: what rounds worst."""
+    words = rng.integers(0x3F00, 0x4080, n).astype(np.uint32) << np.uint32(16)
+    words |= np.uint32(0x8000)
+    words = (words.astype(np.int64) + rng.integers(-1, 2, n)).astype(np.uint32)
+    signs = rng.choice(np.array([1, -1], np.float32), n)
+    return words.view(np.float32) * signs
+
+
+def special_values(dtype: Any) -> Any:
+    """NaNs of both signs and other payloads, infinities, zeros, subnormals and both ends."""
+    info: Any = jnp.finfo(dtype)
+    width = int(info.bits)
+    if width not in (16, 32, 64):
+        return np.array([0.0, 1.0, -1.0, float(info.max), float(info.min)]).astype(dtype)
+    word = np.dtype(f"uint{width}")
+    quiet = int(np.array(np.inf, dtype).view(word)) | 1 << (int(info.nmant) - 1)
+    sign = 1 << (width - 1)
+    nans = np.array([quiet, quiet | 5, quiet | sign, quiet | sign | 3], word).view(dtype)
+    tiny = np.array([1, 1 | sign, (1 << int(info.nmant)) - 1], word).view(dtype)
+    plain = [0.0, -0.0, np.inf, -np.inf, 1.0, -1.0, float(info.max), float(info.min)]
+    return np.concatenate([nans, tiny, np.array(plain).astype(dtype)])
+
+
+def _special(rng: _Rng, n: int, dtype: Any) -> Any:
+    return rng.choice(special_values(dtype), n)
+
+
+def _sprinkled(rng: _Rng, n: int, dtype: Any) -> Any:
+    found = rng.standard_normal(n).astype(dtype)
+    at = rng.random(n) < 0.1
+    if n and not at.any():
+        at[rng.integers(n)] = True
+    found[at] = rng.choice(special_values(dtype), int(at.sum()))
+    return found
+
+
+def _subnormal(rng: _Rng, n: int, dtype: Any) -> Any:
+    info: Any = jnp.finfo(dtype)
+    least = float(info.smallest_normal)
+    return (rng.standard_normal(n) * least).astype(dtype)
+
+
+def _ordered(step: int) -> Any:
+    return lambda rng, n, dtype: np.sort(rng.standard_normal(n))[::step].astype(np.float32)
+
+
+def _nan_only(rng: _Rng, n: int, dtype: Any) -> Any:
+    values = special_values(dtype)
+    return rng.choice(values[:4] if len(values) > 5 else values, n)
+
+
+def _constant(rng: _Rng, n: int, dtype: Any) -> Any:
+    return np.full(n, rng.standard_normal(), np.float32)
+
+
+def _shuffled(rng: _Rng, n: int) -> Any:
+    return rng.permutation(n)
+
+
+def _turned(rng: _Rng, n: int) -> Any:
+    return np.roll(np.arange(n), 1)
+
+
+def _ends_swapped(rng: _Rng, n: int) -> Any:
+    found = np.arange(n)
+    if n:
+        found[0], found[-1] = n - 1, 0
+    return found
+
+
+def _parts(rng: _Rng, groups: int, rows: int) -> Any:
+    cuts = np.sort(rng.integers(0, rows, max(groups - 1, 0), endpoint=True))
+    return np.diff(np.concatenate([[0], cuts, [rows]]))[:groups]
+
+
+def _not_all(rng: _Rng, groups: int, rows: int) -> Any:
+    return _parts(rng, groups, rows - rows // 3)
+
+
+def _one_group(which: int) -> Any:
+    def fill(rng: _Rng, groups: int, rows: int) -> Any:
+        found = np.zeros(groups, np.int64)
+        if groups:
+            found[which] = rows
+        return found
+
+    return fill
+
+
+def _alternate(rng: _Rng, groups: int, rows: int) -> Any:
+    found = np.zeros(groups, np.int64)
+    found[1::2] = _parts(rng, len(found[1::2]), rows) if groups > 1 else 0
+    return found
+
+
+def _none(rng: _Rng, groups: int, rows: int) -> Any:
+    return np.zeros(groups, np.int64)
+
+
+_same, _back = (lambda rng, n: np.arange(n)), (lambda rng, n: np.arange(n)[::-1])
+
+EXACT = (
+    Theme("random", _uniform, _normal, _shuffled, _parts),
+    Theme("few values", _few, _small, _shuffled, _parts),
+    Theme("ties", _few, _few_floats, _back, _alternate),
+    Theme("lowest, zeros of both signs", _at("lo"), _zeros, _same, _one_group(0)),
+    Theme("highest, special values", _at("hi"), _special, _back, _one_group(-1)),
+    Theme("both ends, wide exponents", _at("both"), _exponents, _turned, _not_all),
+    Theme("sorted", _sorted, _ordered(1), _same, _parts),
+    Theme("reversed", _falling, _ordered(-1), _ends_swapped, _alternate),
+    Theme("all but one alike, halfway cases", _mostly_one, _halfway, _shuffled, _one_group(0)),
+    Theme("few values, subnormals", _few, _subnormal, _shuffled, _parts),
+    Theme("near the ends, some special values", _at("near"), _sprinkled, _shuffled, _not_all),
+    Theme("random, NaN only", _uniform, _nan_only, _turned, _none),
+    Theme("random, one value", _uniform, _constant, _shuffled, _alternate),
+    Theme("random, special values", _uniform, _special, _shuffled, _parts),
+)
+"""For contracts on bits, and for what is no number of a rounding contract."""
+
+SUMMED = (
+    Theme("small integers", _uniform, _small, _shuffled, _parts),
+    Theme("small integers, ties", _few, _small, _back, _alternate),
+    Theme("small integers, one group", _mostly_one, _small, _turned, _one_group(0)),
+)
+"""Sums of which are exact in any order: for derivatives."""
+
+FINITE = (
+    Theme("random", _uniform, _normal, _shuffled, _parts),
+    Theme("few values", _few, _small, _shuffled, _parts),
+    Theme("lowest, zeros of both signs", _at("lo"), _zeros, _same, _one_group(0)),
+    Theme("highest, halfway cases", _at("hi"), _halfway, _back, _one_group(-1)),
+    Theme("both ends, moderate exponents", _at("both"), _moderate, _turned, _not_all),
+    Theme("all but one alike, subnormals", _mostly_one, _subnormal, _shuffled, _none),
+    Theme("reversed", _falling, _ordered(-1), _ends_swapped, _alternate),
+)
+"""For contracts on rounding: what is finite stays so, and integers are the same."""
+
+SPOILED = Theme("random, some special values", _uniform, _sprinkled, _shuffled, _not_all)
+"""To see how far a NaN or an infinity reaches."""
+
+ROUNDED = (
+    Theme("normal", _uniform, _normal, _shuffled, _parts, scaled=True),
+    Theme("normal, ties", _few, _normal, _shuffled, _not_all, scaled=True),
+    Theme("halfway", _uniform, _halfway, _shuffled, _parts, scaled=True),
+    Theme("normal, one group", _mostly_one, _normal, _turned, _one_group(-1), scaled=True),
+)
+"""For errors against a more precise evaluation."""

@@ -1,0 +1,80 @@
+"""The child's side of ``relower verify``: one request, done in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...lowering.case import Case
+from ...lowering.errors import InputError
+from ...lowering.load import describe, load_case
+from ...lowering.targets import DEFAULT_TARGET
+from .api import verify, verify_examples
+from .check import Limits
+
+
+def do(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Verifies what a request names; what was found, as plain JSON.
+
+    Raises:
+        InputError: the case can't be loaded or traced.
+    """
+    options = request["options"]
+    if not request["spec"]:
+        return verify_examples(
+            options["only"] or None,
+            mutants=options["mutants"],
+            limits=_limits(options),
+            progress=_telling(options.get("progress")),
+        ).to_json()
+    chosen = load_case(request["spec"], args=request["args"])
+    if request["mesh"] is not None:
+        if chosen.mesh is not None:
+            raise InputError(f"{request['spec']} has a mesh of its own; leave --mesh out")
+        chosen = replace(chosen, mesh=request["mesh"])
+    return _verified(chosen, request, options)
+
+
+def _verified(chosen: Case, request: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    named = request["passes"] not in (None, "default")
+    try:
+        found = verify(
+            chosen,
+            passes=request["passes"] if named else None,
+            contract=request["contract"],
+            frozen=request["frozen"],
+            assume=request["assume"],
+            only=options["only"] or None,
+            target=request["target"] or DEFAULT_TARGET,
+            mutants=options["mutants"],
+            limits=_limits(options),
+            progress=_telling(options.get("progress")),
+        )
+    except InputError:
+        raise
+    except ValueError as error:
+        told = ("contract is", "frozen", "assume", "no pass called")
+        if str(error).startswith(told):
+            raise InputError(str(error)) from error
+        raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
+    except Exception as error:
+        raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
+    return found.to_json()
+
+
+def _limits(options: Mapping[str, Any]) -> Limits:
+    return Limits(options["seconds"], options["bytes"], seeds=options["seeds"])
+
+
+def _telling(path: str | None) -> Any:
+    """Writes how far the work is where the parent looks for it."""
+    if path is None:
+        return None
+    place = Path(path)
+
+    def tell(done: int, total: int, name: str) -> None:
+        place.write_text(f"{done} {total} {name}")
+
+    return tell

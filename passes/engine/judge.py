@@ -1,0 +1,120 @@
+"""A pass's verdict on one equation: no candidate, declined with reasons, or accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...compat.jaxprs import Eqn
+from ...matchers.graph import Scope
+from ...matchers.pattern import Mismatch
+from ..base import Accepted, Pass, Reason, Site, Status
+from ..disable import DISABLED
+from .addresses import Addresses
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of sites besides what stands in the program."""
+
+    refused: Mapping[tuple[Any, ...], Reason]
+    """Why an equation can't be substituted, as was seen on trying."""
+    addresses: Addresses | None
+
+    def of(self, p: Pass, scope: Scope, index: int) -> tuple[str, ...]:
+        """The addresses of an equation; none where nobody asked for any."""
+        return () if self.addresses is None else self.addresses.of(p, scope, index)
+
+    def is_off(self, p: Pass, scope: Scope, index: int) -> bool:
+        """Whether a site is turned off."""
+        return self.addresses is not None and self.addresses.is_off(p, scope, index)
+
+
+def judge(
+    p: Pass, scope: Scope, index: int, told: Told, symbolic: bool
+) -> tuple[Site, Accepted | None] | None:
+    """A pass's verdict on one equation; None where it is no candidate.
+
+    ``symbolic`` is whether there are arrays of symbolic size in the program at all.
+    """
+    if symbolic:
+        unknown = _symbolic_shape(scope.eqns[index])
+        if unknown is not None:
+            return replace(site_of(p, scope, index, told), reasons=(unknown,)), None
+    match = p.find(scope, index)
+    if match is None:
+        return None
+    site = site_of(p, scope, index, told)
+    if isinstance(match, Mismatch):
+        path = " → ".join(match.path)
+        reason = Reason("near-miss", f"the pattern stopped at {path}", match.found, match.wanted)
+        return replace(site, reasons=(reason,)), None
+    reasons = [r for r in (q.check(match) for q in p.requirements) if r is not None]
+    if not reasons and told.is_off(p, scope, index):
+        reasons = [disabled(site.addresses)]
+    if not reasons:
+        unprofitable = p.profitable(match)
+        reasons = [] if unprofitable is None else [unprofitable]
+    earlier = told.refused.get(refusal_key(p, scope, index))
+    if not reasons and earlier is not None:
+        reasons = [earlier]
+    if reasons:
+        return replace(site, reasons=tuple(reasons)), None
+    replacement = p.replace(match)
+    kept = _kept(scope, (index, *replacement.also))
+    if kept is not None:
+        return replace(site, reasons=(kept,)), None
+    return replace(site, status=Status.APPLIED), Accepted(match, replacement, p)
+
+
+def _kept(scope: Scope, indices: Iterable[int]) -> Reason | None:
+    """Why equations that a site would replace are left alone at the user's wish."""
+    for index in indices:
+        if scope.is_kept(index):
+            where = scope.name_stack(scope.eqns[index])
+            return Reason("kept", "this stands in a function given to relower.keep", where,
+                          "a place outside of it")  # fmt: skip
+    return None
+
+
+def _symbolic_shape(eqn: Eqn) -> Reason | None:
+    """Why an equation on arrays of symbolic size, as in `jax.export`, is left alone."""
+    for atom in (*eqn.invars, *eqn.outvars):
+        if not sizes_known((atom,)):
+            return Reason("symbolic-shape", "passes reason about sizes that are known",
+                          atom.aval.str_short(short_dtypes=True), "a static shape")  # fmt: skip
+    return None
+
+
+def sizes_known(atoms: Iterable[Any]) -> bool:
+    """Whether no dimension of any of ``atoms`` is a symbol."""
+    return all(type(n) is int for a in atoms for n in getattr(a.aval, "shape", ()))
+
+
+def disabled(addresses: Iterable[str]) -> Reason:
+    """Why a site that is turned off is left alone."""
+    return Reason(DISABLED, "this site is turned off", ", ".join(addresses),
+                  "an address that isn't disabled")  # fmt: skip
+
+
+def site_of(p: Pass, scope: Scope, index: int, told: Told) -> Site:
+    """The site at an equation, declined for no reason yet."""
+    eqn = scope.eqns[index]
+    return Site(
+        pass_name=p.name,
+        status=Status.DECLINED,
+        reasons=(),
+        primitive=eqn.primitive.name,
+        shape=eqn.outvars[-1].aval.str_short(short_dtypes=True),
+        source=scope.source_line(eqn),
+        scope=scope.name_stack(eqn),
+        calls=scope.runs,
+        equation=id(eqn),
+        addresses=told.of(p, scope, index),
+    )
+
+
+def refusal_key(p: Pass, scope: Scope, index: int) -> tuple[Any, ...]:
+    """Identifies a site from one round to the next: equations keep their objects."""
+    return p.name, id(scope.eqns[index])

@@ -1,0 +1,119 @@
+"""Passes of other packages, found by their entry points; each runs only where it is asked for.
+
+A package offers a pass in its ``pyproject.toml``:
+
+    [project.entry-points."relower.passes"]
+    my_pass = "my_package.my_pass:PASS"
+
+To install a package changes no program: nothing of it is imported before somebody names its pass,
+or lists all passes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib import metadata
+from typing import Any
+
+from .base import Contract, Pass, Requirement
+
+GROUP = "relower.passes"
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class PluginError(ValueError):
+    """A pass of another package can't be used; the message says whose, and why."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A pass that a package offers."""
+
+    name: str
+    origin: str
+    """The package and its version, as in ``my-package 1.2``."""
+    target: str
+    """Where the pass is, as in ``my_package.my_pass:PASS``."""
+    entry: metadata.EntryPoint
+
+    def load(self) -> Pass:
+        """The pass.
+
+        Raises:
+          PluginError: it can't be imported, is no `Pass`, or has another name.
+        """
+        try:
+            found = self.entry.load()
+        except Exception as error:  # whatever an import may raise
+            said = f"{type(error).__name__}: {error}"
+            raise PluginError(f"{self}: {self.target} can't be imported: {said}") from error
+        fault = fault_of(found)
+        if fault is not None:
+            raise PluginError(f"{self}: {self.target} is {fault}")
+        if found.name != self.name:
+            raise PluginError(
+                f"{self}: the entry point is called {self.name!r}, its pass {found.name!r}; "
+                "wanted one name"
+            )
+        return as_guest(found)
+
+    def __str__(self) -> str:
+        """What messages call it."""
+        return f"the pass {self.name!r} of {self.origin}"
+
+
+def as_guest(found: Pass) -> Pass:
+    """The pass as one that never runs unasked."""
+    return found if found.by_name else replace(found, by_name=True)
+
+
+def fault_of(found: Any) -> str | None:
+    """Why an object can't be run as a pass; None where nothing is wrong with it."""
+    if not isinstance(found, Pass):
+        return f"{found!r} of type {type(found).__name__}; wanted a relower.passes.Pass"
+    if not isinstance(found.name, str) or not _NAME.fullmatch(found.name):
+        return f"a pass called {found.name!r}; wanted lower-case letters, digits and underscores"
+    wrong = [
+        f.name for f in fields(found)
+        if f.name in ("roots", "find", "profitable", "replace", "before", "after", "examples")
+        and not callable(getattr(found, f.name))
+    ]  # fmt: skip
+    if wrong:
+        return f"a pass whose {wrong[0]} is no function: {getattr(found, wrong[0])!r}"
+    contract: Any = found.contract
+    if not isinstance(contract, Contract):
+        return f"a pass of the contract {found.contract!r}; wanted a relower.passes.Contract"
+    if not isinstance(found.requirements, tuple) or not all(
+        isinstance(r, Requirement) for r in found.requirements
+    ):
+        return f"a pass with the requirements {found.requirements!r}; wanted a tuple of Requirement"
+    return None
+
+
+def offered(own: Iterable[str]) -> tuple[Plugin, ...]:
+    """Every pass that an installed package offers, by name; nothing of it is imported.
+
+    Args:
+      own: names that are taken.
+
+    Raises:
+      PluginError: two packages offer one name, or one offers a name that is taken.
+    """
+    taken = {name: "relower" for name in own}
+    found: list[Plugin] = []
+    entries: Sequence[metadata.EntryPoint] = sorted(
+        metadata.entry_points(group=GROUP), key=lambda e: (e.name, e.value)
+    )
+    for entry in entries:
+        dist = entry.dist
+        origin = "an unknown package" if dist is None else f"{dist.name} {dist.version}"
+        plugin = Plugin(entry.name, origin, entry.value, entry)
+        if any(p.name == plugin.name and p.target == plugin.target for p in found):
+            continue  # one package, met twice on the path
+        if plugin.name in taken:
+            raise PluginError(f"{plugin}: {taken[plugin.name]} has a pass of that name")
+        taken[plugin.name] = origin
+        found.append(plugin)
+    return tuple(found)

@@ -1,0 +1,101 @@
+"""At the real size every pass finds what it should, and the gate's matrix is whole.
+
+A pass that stops to see its pattern in realistic code says nothing by itself: the counts do.
+"""
+
+import tomllib
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from qwen_hybrid import by_hand, cases, trainer
+from qwen_hybrid.config import BLOCK, REAL
+
+import relower
+from relower.gates.config import load_matrix
+
+GATE = Path(cases.__file__).with_name("relower.toml")
+FROZEN = relower.Frozen(trainer.FROZEN, grads=lambda out: out[1])
+KINDS, FORWARD_AND_RECOMPUTED = 2, 2
+"""Bodies of layers, one of each kind; and how often what isn't saved is in the program."""
+
+
+@pytest.fixture(scope="module")
+def report():
+    mesh = trainer.make_mesh()
+    state, batch = cases.abstract_inputs(REAL, mesh)
+    forward_backward = trainer.make_forward_backward(REAL, mesh)
+    return relower.explain(
+        forward_backward, state.params, batch, contract="rounding", frozen=FROZEN
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("argsort_packed_key", KINDS * FORWARD_AND_RECOMPUTED),  # the chunks share one body
+        ("inverse_permutation", KINDS * FORWARD_AND_RECOMPUTED),
+        ("counting_scatter", KINDS * FORWARD_AND_RECOMPUTED * (REAL.chunks + 1)),
+        ("frozen_gradient", KINDS),
+        ("gmm_swiglu", KINDS * FORWARD_AND_RECOMPUTED * REAL.chunks),
+        ("gmm_dswiglu", KINDS * REAL.chunks),
+        ("late_cast", FORWARD_AND_RECOMPUTED),
+        ("permutation_scatter", KINDS * REAL.chunks),
+        ("sorted_scatter", KINDS * REAL.chunks),
+        ("split_fused_wi", KINDS * (FORWARD_AND_RECOMPUTED + 1)),
+        ("top_k_by_argmax", KINDS * FORWARD_AND_RECOMPUTED),  # its derivative reads unnamed ids
+        ("top_k_scatter", KINDS),
+        ("triangular_inverse", 3),
+    ],
+)
+def test_each_pass_finds_its_sites(report, name, count):
+    assert report.counts().get(name) == count, str(report)
+
+
+def test_the_gathers_of_a_layer_go_together(report):
+    assert report.counts()["packed_all_gather"] >= KINDS * FORWARD_AND_RECOMPUTED * 2
+
+
+def test_no_routing_pattern_is_left(report):
+    """What is still declined of the routing's passes is the vocabulary's, and says so."""
+    routing = {"argsort_packed_key", "sorted_scatter", "permutation_scatter", "top_k_by_argmax"}
+    left = {
+        Path(site["source"].rpartition(":")[0]).name
+        for site in report.to_json()["sites"]
+        if site["pass"] in routing and site["status"] == "declined" and not site.get("taken_by")
+    }
+    assert left <= {"model.py"}, left
+
+
+def test_nine_pass_sets_in_five_programs():
+    matrix = load_matrix(GATE)
+    same = [c for c in matrix.cells if c.identical]
+    assert Counter(c.program for c in same) == dict.fromkeys((*cases.VARIANTS, "update"), 9)
+    assert {c.node.pass_set for c in same} == {*by_hand.FORMS, "frozen"}
+    assert sum(not c.identical for c in matrix.cells) == 14
+    for cell in same:  # each against the twin of its own name
+        assert cell.other.variant == ("plain" if cell.program == "update" else cell.node.pass_set)
+    programs = tomllib.loads(GATE.read_text())["program"]
+    assert all(p["passes"] == programs[0]["passes"] for p in programs)
+
+
+@pytest.fixture(scope="module")
+def rewritten():
+    case = cases.real()
+
+    def build(mesh):
+        fn, args, _ = case.built(mesh)
+        return relower.optimize(fn, contract="rounding", frozen=FROZEN), args
+
+    return relower.lower(replace(case, build=build), levels=("inlined",))
+
+
+def test_the_real_size_lowers_with_all_passes_on(rewritten):
+    assert not rewritten.unknowns
+    fused = KINDS * (FORWARD_AND_RECOMPUTED + 1) * REAL.chunks  # forward twice, backward once
+    assert sum(rewritten.kernel_calls.values()) == fused, rewritten.kernel_calls
+    assert "chlo.top_k" not in rewritten.ops
+    assert "stablehlo.triangular_solve" not in rewritten.ops
+    assert rewritten.ops["stablehlo.scatter"] == 2  # the embedding's rows, and the targets
+    assert BLOCK == 4

@@ -1,0 +1,201 @@
+"""Suggestions as patches: what a machine writes lowers to what the pass makes, the rest is told."""
+
+import importlib.util
+import subprocess
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import relower
+from relower.gates.patch import patch
+from relower.lowering.change import Verdict
+
+IMPORTS = "import jax\nimport jax.numpy as jnp\nfrom jax import lax\n"
+I32, F32 = jax.ShapeDtypeStruct((40,), jnp.int32), jax.ShapeDtypeStruct((40,), jnp.float32)
+ROWS = jax.ShapeDtypeStruct((40, 8), jnp.float32)
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.f
+
+
+def write(folder, text, imports=IMPORTS):
+    path = folder / "model.py"
+    path.write_text(imports + "\n\n" + textwrap.dedent(text))
+    return path
+
+
+def patched(path, args, passes=None, **options):
+    """The report of ``f`` in a file, its patch, and the file's text with the patch applied."""
+    report = relower.explain(load(path), *args, passes=passes, suggest=True, **options).to_json()
+    made = patch(report, path.parent)
+    after = path.parent / "after"
+    after.mkdir()
+    (after / path.name).write_text(path.read_text())
+    if made.text:
+        subprocess.run(["patch", "-p1", "-s"], input=made.text, text=True, check=True, cwd=after)
+    return made, after / path.name
+
+
+MECHANICAL = {
+    "a key in a range": (
+        "argsort_packed_key",
+        "def f(s):\n    return jnp.argsort(jnp.argmax(s, -1) + 0)",
+        (ROWS,),
+        "((jnp.argmax(s, -1) + 0).astype(jnp.uint32) << 6) | lax.iota(jnp.uint32, 40)",
+    ),
+    "keywords that change nothing": (
+        "argsort_packed_key",
+        "def f(s):\n    return jnp.argsort(\n        jnp.argmax(s, -1), axis=-1, stable=True,\n"
+        "    ) * 2",
+        (ROWS,),
+        ".astype(jnp.int32) * 2",
+    ),
+    "a key of any value": (
+        "argsort_unique_pairs",
+        "def f(x):\n    return jnp.argsort(x)",
+        (F32,),
+        "lax.sort((x, lax.iota(jnp.int32, 40)), num_keys=2, is_stable=False)[1]",
+    ),
+    "a permutation": (
+        "inverse_permutation",
+        "def f(x):\n    order = lax.sort((x, lax.iota(jnp.int32, 70_000)), num_keys=1)[1]\n"
+        "    return jnp.argsort(order)",
+        (jax.ShapeDtypeStruct((70_000,), jnp.float32),),
+        "lax.sort((order, lax.iota(jnp.int32, 70000)), num_keys=1, is_stable=False)[1]",
+    ),
+    "an index": (
+        "nonnegative_index",
+        "def f(s, t):\n    return t[jnp.argmax(s, -1)] + 1",
+        (ROWS, ROWS),
+        "t.at[jnp.argmax(s, -1)].get(wrap_negative_indices=False) + 1",
+    ),
+    "an index that is written to": (
+        "nonnegative_index",
+        "def f(s, t):\n    return t.at[jnp.argmax(s, -1)].add(1.0, mode='drop')",
+        (ROWS, ROWS),
+        "t.at[jnp.argmax(s, -1)].add(1.0, mode='drop', wrap_negative_indices=False)",
+    ),
+    "a table that counts": (
+        "affine_gather",
+        "def f(x):\n    return jnp.repeat(jnp.arange(20), 2)[jnp.argsort(x)] * 2",
+        (F32,),
+        "return lax.div(jnp.argsort(x), 2) * 2",
+    ),
+    "a table that counts, taken": (
+        "affine_gather",
+        "def f(x):\n    return jnp.take(jnp.tile(jnp.arange(20), 2), jnp.argsort(x), axis=0)",
+        (F32,),
+        "return lax.rem(jnp.argsort(x), 20)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MECHANICAL)
+def test_a_patch_is_what_the_pass_makes(tmp_path, kind):
+    name, text, args, written = MECHANICAL[kind]
+    path = write(tmp_path, text)
+    made, after = patched(path, args, [name])
+    assert made.edited == 1
+    assert made.left == ()
+    assert written in after.read_text()
+    got, want = relower.lower(load(after), *args), relower.lower(
+        relower.optimize(load(path), passes=[name]), *args
+    )  # fmt: skip
+    assert relower.diff(got, want, level="dataflow").verdict is Verdict.IDENTICAL
+    assert not relower.explain(load(after), *args, passes=[name]).applied
+
+
+def test_expressions_inside_of_one_another(tmp_path):
+    path = write(tmp_path, "def f(s, t):\n    return t[jnp.argsort(jnp.argmax(s, -1))]\n")
+    made, after = patched(path, (ROWS, ROWS), ["argsort_packed_key", "nonnegative_index"])
+    assert made.edited == 2
+    assert "t.at[(lax.sort((jnp.argmax(s, -1).astype(jnp.uint32) << 6)" in after.read_text()
+    args = jnp.sin(jnp.arange(320.0)).reshape(40, 8), jnp.arange(320.0).reshape(40, 8)
+    np.testing.assert_array_equal(load(after)(*args), load(path)(*args))
+
+
+LEFT = {
+    "a keyword that is computed": (
+        "def f(s):\n    return jnp.argsort(jnp.argmax(s, -1), stable=bool(s.ndim))",
+        IMPORTS,
+        "a form of its own",
+    ),
+    "a call by another name": (
+        "by_key = jnp.argsort\ndef f(s):\n    return by_key(jnp.argmax(s, -1))",
+        IMPORTS,
+        "the expression by_key(jnp.argmax(s, -1)) has a form of its own",
+    ),
+    "no lax to call": (
+        "def f(s):\n    return numpy.argsort(numpy.argmax(s, -1))",
+        "from jax import numpy\n",
+        "the file imports no lax",
+    ),
+    "another call that is declined": (
+        "def order(k): return jnp.argsort(k)\n"
+        "def f(s):\n    return order(jnp.argmax(s, -1)) + order((s[:, 0] * 9).astype(jnp.int32))",
+        IMPORTS,
+        "it is declined on this line too",
+    ),
+    "calls that differ": (
+        "def order(k): return jnp.argsort(k)\n"
+        "def f(s):\n    return order(jnp.argmax(s, -1))[:20] + order(jnp.argmax(s[:20], -1))",
+        IMPORTS,
+        "its calls are rewritten in different ways",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_is_left_to_the_reader_is_told(tmp_path, kind):
+    text, imports, why = LEFT[kind]
+    path = write(tmp_path, text, imports)
+    made, after = patched(path, (ROWS,), ["argsort_packed_key"])
+    assert after.read_text() == path.read_text()
+    assert made.edited == 0
+    (line,) = made.left
+    assert line.startswith("model.py:")
+    assert "argsort_packed_key: " in line
+    assert why in line
+
+
+def test_a_file_that_has_changed(tmp_path):
+    path = write(tmp_path, "def f(s):\n    return jnp.argsort(jnp.argmax(s, -1))")
+    report = relower.explain(load(path), ROWS, suggest=True).to_json()
+    for text, why in (
+        ("", "there is no expression of these columns"),
+        ("def f(:\n", "it is no Python that can be read"),
+    ):
+        path.write_text(text)
+        assert why in " ".join(patch(report, tmp_path).left)
+    path.unlink()
+    assert "it can't be read" in " ".join(patch(report, tmp_path).left)
+
+
+def test_an_installed_package_is_left_alone(tmp_path):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    path = write(folder, "def f(s):\n    return jnp.argsort(jnp.argmax(s, -1))")
+    made = patch(relower.explain(load(path), ROWS, suggest=True).to_json(), tmp_path)
+    assert made.text == ""
+    assert made.left == ("site-packages/model.py: it belongs to an installed package",)
+
+
+def test_characters_of_several_bytes(tmp_path):
+    text = "def f(s):\n    ü = 'äöü'; return jnp.argsort(jnp.argmax(s, -1)), ü\n"
+    path = write(tmp_path, text.replace(", ü\n", "\n"))
+    made, after = patched(path, (ROWS,), ["argsort_packed_key"])
+    assert made.edited == 1
+    assert "ü = 'äöü'; return (lax.sort(" in after.read_text()
+
+
+def test_every_pass_says_something():
+    from relower.passes.registry import all_passes
+
+    assert all(p.suggest for p in all_passes())

@@ -1,0 +1,278 @@
+"""Passes of other packages and of the caller: listed, asked for by name, never run unasked."""
+
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import relower
+from relower import PassNotApplicable, assert_applied, explain, optimize
+from relower.lowering.change import Verdict
+from relower.passes import registry
+from relower.passes.plugins import PluginError, offered
+
+MODULE = '''
+"""double_reverse: what is reversed twice stays as it is."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core.primitives import rev_p
+
+from relower.passes import (
+    Bind, Contract, Example, Match, Op, Pass, Reason, Replacement, Requirement,
+)
+
+TWICE = Op(rev_p, (Op(rev_p, (Bind("x"),), capture={"dimensions": "inner"}),),
+           capture={"dimensions": "outer"})
+
+
+def find(scope, index):
+    captures = {}
+    if TWICE.match_equation(scope, index, captures) is not None:
+        return None  # reversed once: no near miss of this
+    return Match(scope, index, captures)
+
+
+def same_axes(match):
+    inner, outer = match.captures["inner"], match.captures["outer"]
+    if set(inner) == set(outer):
+        return None
+    return Reason("other-axes", "the axes differ", str(inner), str(outer))
+
+
+def replace(match):
+    x = match.captures["x"]
+    wants = None if x.scope is match.scope else x
+    return Replacement((x.atom,), tuple(match.eqn.outvars), None, (), wants=wants)
+
+
+def before(x):
+    return 2 * lax.rev(lax.rev(x, (0,)), (0,))
+
+
+def after(x):
+    return 2 * x
+
+
+PASS = Pass(
+    name="double_reverse",
+    contract=Contract.BITWISE,
+    summary="rev(rev(x)) → x",
+    measure="reversals",
+    roots=lambda: frozenset({rev_p}),
+    find=find,
+    requirements=(Requirement("other-axes", "Both reverse the same axes.", same_axes),),
+    profitable=lambda match: None,
+    replace=replace,
+    before=before,
+    after=after,
+    examples=lambda: (Example((jax.ShapeDtypeStruct((8, 4), jnp.float32),), "rows"),),
+)
+NOT_A_PASS = 7
+'''
+
+
+def install(folder, entries, name="guest-passes", module=MODULE):
+    """A package as `pip` would leave it: one module, and the entry points it declares."""
+    (folder / "guest_passes.py").write_text(module)
+    info = folder / f"{name.replace('-', '_')}-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+    lines = "".join(f"{n} = {v}\n" for n, v in entries.items())
+    (info / "entry_points.txt").write_text(f"[relower.passes]\n{lines}")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _forgetful():
+    registry.plugins.cache_clear()
+    yield
+    registry.plugins.cache_clear()
+    sys.modules.pop("guest_passes", None)
+
+
+@pytest.fixture
+def guest(tmp_path, monkeypatch):
+    """The package, on this process's path and its children's."""
+    monkeypatch.syspath_prepend(install(tmp_path, {"double_reverse": "guest_passes:PASS"}))
+    return tmp_path
+
+
+def twice(x):
+    return 2 * lax.rev(lax.rev(x, (0,)), (0,)) + jnp.argsort(jnp.arange(8))[:, None]
+
+
+X = jnp.arange(32.0).reshape(8, 4)
+
+
+def test_a_guest_runs_where_it_is_asked_for_and_nowhere_else(guest, equal_bits):
+    assert "guest_passes" not in sys.modules
+    assert "double_reverse" not in explain(twice, X).passes
+    assert "guest_passes" not in sys.modules  # to be installed changes nothing
+    assert explain(twice, X, passes=["double_reverse"]).counts() == {"double_reverse": 1}
+    done = optimize(twice, passes=["double_reverse"])
+    equal_bits(done(X), twice(X))
+    assert "rev" not in str(jax.make_jaxpr(done)(X))
+
+
+def test_default_beside_names(guest):
+    report = explain(twice, X, passes=["default", "double_reverse"])
+    assert report.passes[:-1] == explain(twice, X).passes
+    assert report.passes[-1] == "double_reverse"
+    # What is named must find a site, what comes with "default" need not.
+    optimize(twice, passes=["default", "double_reverse"])(X)
+    with pytest.raises(PassNotApplicable, match="double_reverse applies nowhere"):
+        optimize(lambda x: x + 1, passes=["default", "double_reverse"])(X)
+    assert explain(twice, X, passes=["default"]).passes == explain(twice, X).passes
+
+
+def test_default_admits_what_the_contract_admits():
+    bitwise = explain(twice, X, passes=["default"]).passes
+    rounding = explain(twice, X, passes=["default"], contract="rounding").passes
+    assert set(bitwise) < set(rounding)
+    assert rounding == explain(twice, X, contract="rounding").passes
+
+
+def test_what_is_asserted_is_asked_for(guest):
+    assert_applied(twice, (X,), {"double_reverse": 1})
+    with pytest.raises(AssertionError, match="double_reverse: applied 0, wanted 1"):
+        assert_applied(lambda x: x + 1, (X,), {"double_reverse": 1})
+
+
+def test_a_near_miss_is_declined_by_the_guests_own_reason(guest):
+    report = explain(lambda x: lax.rev(lax.rev(x, (0,)), (1,)), X, passes=["double_reverse"])
+    (site,) = report.declined
+    assert [r.code for r in site.reasons] == ["other-axes"]
+
+
+def test_a_value_of_another_body_is_brought(guest, equal_bits):
+    def f(x):
+        return lax.rev(jax.jit(lambda y: lax.rev(y, (0,)))(x), (0,)) + 1
+
+    assert explain(f, X, passes=["double_reverse"]).counts() == {"double_reverse": 1}
+    equal_bits(optimize(f, passes=["double_reverse"])(X), f(X))
+
+
+def test_a_guest_lowers_to_what_a_person_would_have_written(guest):
+    from relower.passes.registry import by_name
+
+    p = by_name("double_reverse")
+    (example,) = p.examples()
+    got = relower.lower(optimize(p.before, passes=[p.name]), *example.args)
+    want = relower.lower(p.after, *example.args)
+    assert relower.diff(got, want, level="inlined").verdict is Verdict.IDENTICAL
+
+
+def test_a_pass_of_ones_own_needs_no_package(guest):
+    from guest_passes import PASS
+
+    done = optimize(twice, passes=["default", PASS])
+    assert "rev" not in str(jax.make_jaxpr(done)(X))
+    assert "double_reverse" in explain(twice, X, passes=[PASS]).passes
+
+
+def test_passes_that_cannot_be_given(guest):
+    import dataclasses
+
+    from guest_passes import PASS
+
+    with pytest.raises(ValueError, match="another name than that of one of relower's"):
+        explain(twice, X, passes=[dataclasses.replace(PASS, name="affine_gather")])
+    with pytest.raises(ValueError, match="two passes called 'double_reverse'"):
+        explain(twice, X, passes=[PASS, dataclasses.replace(PASS, measure="others")])
+    with pytest.raises(TypeError, match="found the pass 7 of type int; wanted a name"):
+        explain(twice, X, passes=[7])
+    with pytest.raises(TypeError, match="a pass whose find is no function: None"):
+        explain(twice, X, passes=[dataclasses.replace(PASS, find=None)])
+
+
+BAD = {
+    "no such module": ({"x": "nowhere:PASS"}, "nowhere:PASS can't be imported: ModuleNotFound"),
+    "no such name": ({"x": "guest_passes:NOPE"}, "can't be imported: AttributeError"),
+    "no pass": ({"x": "guest_passes:NOT_A_PASS"}, "is 7 of type int; wanted a relower.passes.Pass"),
+    "another name": (
+        {"x": "guest_passes:PASS"},
+        "the entry point is called 'x', its pass 'double_reverse'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_guest_that_cannot_be_used_says_whose_it_is(tmp_path, monkeypatch, kind):
+    entries, said = BAD[kind]
+    monkeypatch.syspath_prepend(install(tmp_path, entries))
+    with pytest.raises(PluginError, match=r"the pass 'x' of guest-passes 1\.2: ") as caught:
+        explain(twice, X, passes=["x"])
+    assert said in str(caught.value)
+    assert not explain(lambda x: x + 1, X).applied  # who doesn't ask for it isn't troubled
+
+
+def test_names_that_are_taken(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(install(tmp_path, {"affine_gather": "guest_passes:PASS"}))
+    with pytest.raises(PluginError, match="relower has a pass of that name"):
+        offered(p.name for p in registry.all_passes())
+
+
+def test_two_packages_with_one_name(tmp_path, monkeypatch):
+    entry = {"double_reverse": "guest_passes:PASS"}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.syspath_prepend(install(tmp_path / name, entry, name))
+    both = offered(())  # one target: met twice
+    assert [p.name for p in both] == ["double_reverse"]
+    other = tmp_path / "three"
+    other.mkdir()
+    monkeypatch.syspath_prepend(install(other, {"double_reverse": "guest_passes:NOPE"}, "three"))
+    with pytest.raises(PluginError, match=r"has a pass of that name"):
+        offered(())
+
+
+def test_an_unknown_name_is_told_of_guests_too(guest):
+    with pytest.raises(ValueError, match="did you mean 'double_reverse'"):
+        explain(twice, X, passes=["double_revers"])
+
+
+def test_the_command_line_lists_and_runs_guests(guest, capfd, monkeypatch):
+    from relower.cli.main import main
+
+    monkeypatch.setenv("PYTHONPATH", str(guest))
+    monkeypatch.chdir(guest)
+    (guest / "cases.py").write_text(
+        textwrap.dedent("""
+        from jax import lax
+        def f(x):
+            return lax.rev(lax.rev(x, (0,)), (0,)) + 1
+        """)
+    )
+    assert main(["passes", "double_reverse"]) == 0
+    out = capfd.readouterr().out
+    assert "double_reverse  bitwise  of guest-passes 1.2" in out
+    assert "def before(x):" in out
+    named = ["--passes", "default,double_reverse", "--arg", "f32[8,4]"]
+    assert main(["explain", "cases.py:f", *named]) == 0
+    assert "1 applied" in capfd.readouterr().out
+    assert main(["diff", "cases.py:f", "cases.py:f", *named, "--passes-b", "none"]) == 1
+
+
+def test_the_command_line_lists_a_guest_that_cannot_be_used(tmp_path, capfd, monkeypatch):
+    from relower.cli.main import main
+
+    install(tmp_path, {"x": "nowhere:PASS"})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert main(["passes"]) == 2
+    out, err = capfd.readouterr()
+    assert "affine_gather  bitwise" in out
+    assert "the pass 'x' of guest-passes 1.2: nowhere:PASS can't be imported" in " ".join(
+        (out + err).split()
+    )
+
+
+def test_nothing_is_loaded_with_the_package():
+    code = "import sys, relower.passes; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
