@@ -191,8 +191,8 @@ def row(model: str, size: int, repetitions: int, first: float | None) -> float:
     added = 1000 * statistics.median(o - p for p, o in found["pairs"]) / found["equations"]
     print(
         f"| {model} | {found['layers']:,} | {found['equations']:,} | {found['sites']:,} "
-        f"| {tracing:.2f} s | {ratio:.2f}× | {1000 * added:.1f} ms | {added / (first or added):.2f} "
-        f"| {optimized / plain:.2f}× |",
+        f"| {tracing:.2f} s | {ratio:.2f}× | {1000 * added:.1f} ms "
+        f"| {added / (first or added):.2f} | {optimized / plain:.2f}× |",
         flush=True,
     )
     return added

@@ -98,10 +98,10 @@ def _without_repeats(eqns: Iterable[Eqn]) -> list[Eqn]:
         if not eqn.effects:
             # Types are mostly the same objects: that is found out for less than that they are equal
             objects = tuple([id(a.aval) for a in (*eqn.invars, *eqn.outvars)])
-            key = (eqn.primitive, id(eqn.params), len(eqn.invars), objects, id(eqn.ctx))
-            if key in same:
+            alike = (eqn.primitive, id(eqn.params), len(eqn.invars), objects, id(eqn.ctx))
+            if alike in same:
                 continue
-            same.add(key)
+            same.add(alike)
             params: Any = id(eqn.params)
             if compat_bodies.carried(eqn).entered:
                 params = tuple((name, id(value)) for name, value in eqn.params.items())

@@ -6,21 +6,20 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax.numpy as jnp
 
 from ...compat import jaxprs
 from ...compat.jaxprs import Var
-from ...compat.mesh_types import differs_only_in_mesh
 from ...compat.primitives import primitive
 from ...compat.source import call_stack
-from ...matchers.demand import Cut, Demand, Demands
+from ...matchers.demand import Demand, Demands
 from ...matchers.graph import Dataflow, Scope
 from ...matchers.value_walk import Place, Walk, Walker, backward
 from ...matchers.weight_gradient import Parameters, is_transposed, makers, shapes, transposed_makers
 from ..frozen import Declared, Request
 from .frozen_cost import Spent, spent
+from .frozen_masks import Cutter, masks
 
 READERS_SHOWN = 3
 
@@ -71,8 +70,8 @@ class _Judge:
         self.request = request
         self.made = made
         self.walker = Walker()
-        self.cutter = _Cutter(lambda: self.walker.onward(_results(self._starts())).values)
-        self.demands = Demands(lambda s, i: self.cutter.cut(s, i, request.finite_grads), _masks())
+        self.cutter = Cutter(lambda: self.walker.onward(_results(self._starts())).values)
+        self.demands = Demands(lambda s, i: self.cutter.cut(s, i, request.finite_grads), masks())
         self.unchanged = _unchanged(self.root)
         self.everything = (True,) * len(jaxprs.opened(self.root.body).outvars)
 
@@ -199,7 +198,7 @@ class _Judge:
         return found
 
     def _times_zero(self, places: Sequence[Place], demand: Demand) -> list[Gradient]:
-        assuming = Demands(lambda s, i: self.cutter.cut(s, i, True), _masks())
+        assuming = Demands(lambda s, i: self.cutter.cut(s, i, True), masks())
         without = assuming.of(self.root, self.everything, demand.zeroed)
         dead, _ = _told_apart(without)
         line = _place_of(*self.cutter.zeros[0])
@@ -264,62 +263,6 @@ class _Judge:
     def _output(self, position: int) -> str:
         names = self.request.outputs
         return names[position] if position < len(names) else str(position)
-
-
-def _is_float(aval: Any) -> bool:
-    """Whether a value may be a gradient at all."""
-    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
-
-
-@functools.cache
-def _masks() -> frozenset[Any]:
-    return frozenset({primitive("select_n_p"), primitive("mul_p")})
-
-
-class _Cutter:
-    """Masks: equations that drop a gradient, or multiply it by zero."""
-
-    def __init__(self, gradients: Callable[[], set[tuple[int, Var]]]) -> None:
-        self._find_gradients = gradients
-        self.zeros: list[Place] = []
-        """Where a gradient is multiplied by zero."""
-
-    def cut(self, scope: Scope, index: int, finite: bool) -> Cut | None:
-        """What a mask's result is without the gradients that it masks; None for anything else."""
-        eqn = scope.eqns[index]
-        if eqn.primitive not in _masks() or not _is_float(eqn.outvars[0].aval):
-            return None
-        if eqn.primitive is primitive("select_n_p"):
-            return self._selected(scope, index)
-        for operand in (0, 1):
-            known = scope.fact(eqn.invars[1 - operand]).constant
-            if known is not None and known.value == 0 and self._is_gradient(scope, index, operand):
-                self.zeros.append((scope, index))
-                return Cut(None) if finite else None
-        return None
-
-    def _selected(self, scope: Scope, index: int) -> Cut | None:
-        eqn = scope.eqns[index]
-        known = scope.fact(eqn.invars[0]).constant
-        if known is None:
-            return None
-        chosen = 1 + int(known.value)
-        if chosen >= len(eqn.invars):
-            return None
-        found, wanted = eqn.invars[chosen].aval, eqn.outvars[0].aval
-        if found != wanted and not differs_only_in_mesh(found, wanted):
-            return None
-        masked = [o for o in range(1, len(eqn.invars)) if o != chosen]
-        return Cut(chosen) if any(self._is_gradient(scope, index, o) for o in masked) else None
-
-    @functools.cached_property
-    def _gradients(self) -> set[tuple[int, Var]]:
-        """Found once there is a mask by a constant, which most programs have none of."""
-        return self._find_gradients()
-
-    def _is_gradient(self, scope: Scope, index: int, operand: int) -> bool:
-        atom = scope.eqns[index].invars[operand]
-        return not jaxprs.is_literal(atom) and (id(scope), atom) in self._gradients
 
 
 def _place_of(scope: Scope, index: int) -> str:

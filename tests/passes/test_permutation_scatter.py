@@ -728,12 +728,23 @@ def test_mutants_are_caught(monkeypatch, mutant):
 # --- anything -------------------------------------------------------------------------------------
 
 
+# Few sizes, as each is compiled, and many keys and values for each: rows, a row, where rows lie.
+SIZES = [
+    (2, (), 0),
+    (9, (), 0),
+    (5, (1,), 0),
+    (4, (3,), 1),
+    (7, (2,), 1),
+    (3, (1, 2), 0),
+    (6, (2, 3), 1),
+    (8, (3, 1), 2),
+]
+
+
 @st.composite
 def cases(draw):
-    n = draw(st.integers(2, 9))
+    n, window, axis = draw(st.sampled_from(SIZES))
     keys = draw(st.lists(st.integers(-3, 3), min_size=n, max_size=n))
-    window = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
-    axis = draw(st.integers(0, len(window)))
     pool = st.sampled_from([0.0, -0.0, np.nan, np.inf, -np.inf, 1.5, -2.0])
     size = n * int(np.prod(window))
     values = draw(st.lists(pool, min_size=size, max_size=size))

@@ -600,14 +600,24 @@ def test_mutants_are_caught(monkeypatch, mutant):
 # --- anything -------------------------------------------------------------------------------------
 
 
+# Few sizes, as each is compiled, and many keys for each: blocks, tokens, rows of each, a window.
+SIZES = [
+    (1, 1, 2, 0, 2),
+    (1, 2, 1, 0, 2),
+    (3, 1, 1, 1, 2),
+    (1, 3, 2, 0, 6),
+    (2, 1, 3, 2, 6),
+    (2, 2, 3, 0, 11),
+    (3, 3, 1, 3, 6),
+    (3, 3, 3, 4, 27),
+]
+
+
 @st.composite
 def cases(draw):
-    blocks, tokens, each = (draw(st.integers(1, 3)) for _ in range(3))
+    blocks, tokens, each, start, stop = draw(st.sampled_from(SIZES))
     n = blocks * tokens * each
-    hypothesis.assume(n > 1)
     keys = draw(st.lists(st.integers(-2, 2), min_size=n, max_size=n))
-    start = draw(st.integers(0, n - 1))
-    stop = draw(st.integers(start + 1, n))
     return np.array(keys, np.int32), each, tokens, start, stop, draw(st.booleans())
 
 
