@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax.numpy as jnp
+
 from ...compat import jaxprs
 from ...compat.jaxprs import Var
 from ...compat.mesh_types import differs_only_in_mesh
