@@ -6,7 +6,9 @@ after:   ``0``
 It helps where another function will drop the gradient, which neither jax nor a compiler can know
 and ``frozen=`` declares (docs/optimize.md): the weight's matrix product, the reduce-scatter of what
 it makes and the accumulator that a loop carries are paid for in every micro-batch. It costs
-nothing. What flows through a frozen weight into activations stays.
+nothing. What flows through a frozen weight into activations stays. A sum over several steps that
+the state keeps is read: `optax.MultiSteps` belongs around the optimizer of what is trained, and not
+around all.
 
 Compiled for TPU7x by libtpu 0.0.52, of two layers bf16[4096,2048] × f32[2048,2048] with the first
 declared frozen, `relower cost` gives at least 260,640 cycles before and 156,384 after for its HBM

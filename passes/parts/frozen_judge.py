@@ -15,6 +15,7 @@ from ...compat.primitives import primitive
 from ...compat.source import call_stack
 from ...matchers.demand import Demand, Demands
 from ...matchers.graph import Dataflow, Scope
+from ...matchers.unchanged import unchanged
 from ...matchers.value_walk import Place, Walk, Walker, backward
 from ...matchers.weight_gradient import Parameters, is_transposed, makers, shapes, transposed_makers
 from ..frozen import Declared, Request
@@ -72,7 +73,7 @@ class _Judge:
         self.walker = Walker()
         self.cutter = Cutter(lambda: self.walker.onward(_results(self._starts())).values)
         self.demands = Demands(lambda s, i: self.cutter.cut(s, i, request.finite_grads), masks())
-        self.unchanged = _unchanged(self.root)
+        self.unchanged = unchanged(self.root)
         self.everything = (True,) * len(jaxprs.opened(self.root.body).outvars)
 
     @functools.cached_property
@@ -215,18 +216,27 @@ class _Judge:
             return []  # this is no step: it returns all parameters as they are
         mine = [p for p in places if set(self.parameters.behind(p)) & set(self.unchanged)]
         gradients = self._grouped(mine, demand, dropped=False) if mine else []
-        return [g for g in gradients if g.path is not None and self._is_read_first(g, demand)]
+        read = [g for g in gradients if g.path is not None and self._is_read_first(g, demand)]
+        return [g if g.readers else replace(g, readers=self._kept_in(g)) for g in read]
+
+    def _kept_in(self, gradient: Gradient) -> tuple[str, ...]:
+        """The outputs that hold a gradient, or a sum of it over several calls."""
+        outputs = self.walker.onward(_results(gradient.places)).outputs
+        return tuple(f"the output {self._output(o)}" for o in outputs)
 
     def _is_read_first(self, gradient: Gradient, demand: Demand) -> bool:
         """Whether a gradient is read, and seems to be masked afterwards.
 
-        It isn't where the program returns it, and the parameter as it is.
+        It isn't where the program returns it, and the parameter as it is. One that is returned as
+        a sum over steps, and its parameter with zero added, is: the sum is read in a later step.
         """
         walk = self.walker.onward(_results(gradient.places))
         of = {i for p in gradient.places for i in self.parameters.behind(p)}
         updated = any(self.unchanged.get(i, False) for i in of)
         _, live = _told_apart(demand)
-        return any(map(live, walk.readers)) and (updated or not walk.outputs)
+        if updated and walk.outputs:
+            return True
+        return any(map(live, walk.readers)) and not walk.outputs
 
     # --- both -------------------------------------------------------------------------------
 
@@ -331,24 +341,3 @@ def _carry_dropped(demand: Demand, carry: tuple[Scope, int, int]) -> bool:
         d is None or index not in d.live or not d.results.get(index, (True,) * (result + 1))[result]
         for d in contexts
     )
-
-
-def _unchanged(root: Scope) -> dict[int, bool]:
-    """Parameters, by input, that the program returns as they are, and whether with zero added."""
-    found: dict[int, bool] = {}
-    for atom in jaxprs.opened(root.body).outvars:
-        value = root.resolve(atom)
-        producer = None if jaxprs.is_literal(value.atom) else root.producer(atom)
-        updated = False
-        if producer is not None and producer.eqn.primitive is primitive("add_p"):
-            for operand in (0, 1):
-                scope = producer.scope
-                if scope.fact(producer.eqn.invars[1 - operand]).is_zero():
-                    value, updated = scope.resolve(producer.eqn.invars[operand]), True
-        if value.scope is root and not jaxprs.is_literal(value.atom):
-            position = root.position(value.atom)
-            aval = value.atom.aval
-            # A count of steps is no parameter.
-            if position is not None and aval.shape and jnp.issubdtype(aval.dtype, jnp.floating):
-                found[position] = updated or found.get(position, False)
-    return found

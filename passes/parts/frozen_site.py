@@ -65,7 +65,9 @@ def _separable(match: Match) -> Reason | None:
     if match.scope.is_kept(match.index):
         return Reason("kept", "this stands in a function given to relower.keep",
                       match.scope.name_stack(match.eqn), "a place outside of it")  # fmt: skip
-    return Reason("inseparable", "what makes the gradient makes something else too",
+    size = sum(v.aval.size * v.aval.dtype.itemsize for _, v in gradient.values)
+    kept = f", which keeps {size:,} bytes of results" if size else ""
+    return Reason("inseparable", f"what makes the gradient makes something else too{kept}",
                   f"{match.eqn.primitive.name}, of which another result is read",
                   "an equation of the gradient's own")  # fmt: skip
 

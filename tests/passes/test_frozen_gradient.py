@@ -325,6 +325,30 @@ def test_optimizers_and_metrics_that_read_it(name):
         optimize(step, passes=[NAME])(*args)
 
 
+def test_a_sum_over_several_steps_that_the_state_keeps():
+    """`optax.MultiSteps` around everything sums up every gradient; around the trained, only these.
+
+    The sum is part of the state that the step returns, so that without it another state would.
+    """
+    p, xs = data()
+    every = lambda optimizer: optax.MultiSteps(optimizer, 2).gradient_transformation()
+    around, inside = every(by_label(ADAM)), by_label(every(ADAM))
+    (leaf,) = explain(step_with(around), p, around.init(p), xs, passes=[NAME]).frozen
+    assert (leaf.path, leaf.status.value) == ("p/kernel", "declined")
+    (reason,) = leaf.reasons
+    assert reason.code == "read-first"
+    assert leaf.readers == ("the output 1/acc_grads/kernel",)
+    done = explain(step_with(inside), p, inside.init(p), xs, passes=[NAME])
+    assert [(one.path, one.status.value) for one in done.frozen] == [("p/kernel", "applied")]
+    step = step_with(inside)
+    got = want = (p, inside.init(p), xs)
+    run, plain = jax.jit(optimize(step, passes=[NAME])), jax.jit(step)
+    for _ in range(4):
+        got, want = (*run(*got)[:2], xs), (*plain(*want)[:2], xs)
+    assert differing(got, want) == []
+    assert differing(got[0], p)  # it trains
+
+
 def test_a_declared_gradient_that_is_read_stays_and_the_reader_is_named():
     def fn(p, xs):
         grads = in_scan(p, xs)
@@ -447,7 +471,8 @@ def test_a_kernel_that_makes_more_than_the_gradient(why):
     p = {k: p[k] for k in ("first", "kernel")}
     report = explain(fn, p, xs[0], passes=[NAME], frozen="kernel")
     ((reason,),) = why(report, NAME)
-    assert reason.startswith("inseparable: what makes the gradient makes something else too")
+    start = "inseparable: what makes the gradient makes something else too, which keeps 120 bytes"
+    assert reason.startswith(start)
     alone = explain(fn, p, xs[0], passes=[NAME], frozen="kernel|first")
     assert [leaf.status.value for leaf in alone.frozen] == ["applied", "applied"]
 
