@@ -59,7 +59,7 @@ def passes_of(plan: Plan, names: Sequence[str] = ()) -> tuple[Pass, ...]:
     if plan.contract == "named":
         chosen = registry.all_passes()
     else:
-        chosen = registry.select(None, Contract(plan.contract), ())
+        chosen = registry.select(None, Contract(plan.contract), ()).passes
     if names:
         chosen = tuple(p for p in registry.all_passes() if p.name in names)
     elif plan.some is not None:

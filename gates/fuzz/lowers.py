@@ -23,7 +23,7 @@ def lowers(plan: Plan, names: Sequence[str] = ()) -> Violation | None:
     fn, args = function(plan), values(plan, "exact").args
     contract = "rounding" if plan.contract == "named" else plan.contract
     if names:
-        admitted = {p.name for p in registry.select(None, Contract.ROUNDING, ())}
+        admitted = {p.name for p in registry.select(None, Contract.ROUNDING, ()).passes}
         off, contract = sorted(admitted - set(names)), "rounding"
     else:
         off = []

@@ -140,12 +140,10 @@ def grouped(r: Random, p: Pool) -> Made:
 @piece("slow")
 def swiglu(r: Random, p: Pool) -> Made:
     """A grouped product and the SwiGLU of its halves, or of something else."""
-    t, d = sizes(p)
+    t, _ = sizes(p)
     lanes = r.choice((128, 128, 128, 64))
-    x = jnp.tile(p.rows(r), (1, lanes // d + 1))[:, :lanes]
-    wave = jnp.cos(lax.broadcasted_iota(jnp.float32, (2, lanes, 2 * lanes), 1) * 0.7
-                   + lax.broadcasted_iota(jnp.float32, (2, lanes, 2 * lanes), 2) * 0.3)  # fmt: skip
-    w = (wave * lanes**-0.5).astype(x.dtype) * (1 + x[0, 0])
+    x = _widened(p.rows(r), lanes)
+    w = _wave(x, 2 * lanes)
     both = named(r, "gate", lax.ragged_dot(x, w, _sizes(r, t, 2)))
     gate, up = jnp.split(both, 2, axis=-1)
     made: Made = []
@@ -162,6 +160,43 @@ def swiglu(r: Random, p: Pool) -> Made:
         case _:
             out = jax.nn.silu(gate) * up
     return [*made, ("rows", p.alike(out))]
+
+
+def _widened(x: Array, lanes: int) -> Array:
+    return jnp.tile(x, (1, lanes // x.shape[1] + 1))[:, :lanes]
+
+
+def _wave(x: Array, columns: int) -> Array:
+    """Weights of two groups for ``x``, which depend on it."""
+    shape = (2, x.shape[1], columns)
+    row, column = (lax.broadcasted_iota(jnp.float32, shape, axis) for axis in (1, 2))
+    wave = jnp.cos(row * 0.7 + column * 0.3) * x.shape[1] ** -0.5
+    return wave.astype(x.dtype) * (1 + x[0, 0])
+
+
+@piece("slow")
+def swiglu_back(r: Random, p: Pool) -> Made:
+    """The backward of a grouped MLP, which makes the gradients of a SwiGLU's two halves."""
+    if p.differentiated:
+        return []  # jax has no second derivative of some grouped products
+    t, _ = sizes(p)
+    x, group = _widened(p.rows(r), 128), _sizes(r, t, 2)
+    act = r.choice((jax.nn.silu,) * 4 + (jax.nn.gelu,))
+    kind = r.choice(("plain",) * 4 + ("swapped", "read", "apart"))
+
+    def layer(x: Array, w: Array, wo: Array) -> Array:
+        if kind == "apart":
+            gate, up = (lax.ragged_dot(x, part, group) for part in jnp.split(w, 2, axis=-1))
+        else:
+            gate, up = jnp.split(lax.ragged_dot(x, w, group), 2, axis=-1)
+        gate, up = (up, gate) if kind == "swapped" else (gate, up)
+        h = act(gate) * up
+        return lax.ragged_dot(h * 2 if kind == "read" else h, wo, group)
+
+    out, back = jax.vjp(layer, x, _wave(x, 256), _wave(x, 128))
+    dx, dw, dwo = back(_widened(p.rows(r), 128))
+    made: Made = [("rows", p.alike(dx)), ("other", dw[:, ::32, ::32])]
+    return [*made, ("other", dwo[:, ::32, ::32]), ("rows", p.alike(out))]
 
 
 @piece("weights")
