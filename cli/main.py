@@ -29,6 +29,7 @@ COMMANDS = {
     "verify": "run every rewrite against what it replaces; with --mutants, broken ones too",
     "probe": "lower a case several times and say what isn't the same each time",
     "gate": "check what must be identical and what must differ",
+    "fuzz": "test the passes: random programs with their patterns, and what must be true of them",
     "selftest": "test the comparison itself: it must see every mutant, and no noise",
 }
 """Name and summary; each is a module of this package, loaded only when it is asked for."""

@@ -89,7 +89,7 @@ def status(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
+def progress(total: int | None) -> Iterator[Callable[[str], None]]:
     """A bar on standard error, on a terminal only."""
     errors = Console(stderr=True)
     if not errors.is_terminal:

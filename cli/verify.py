@@ -19,6 +19,7 @@ from rich.text import Text
 from ..gates.child import Job, run
 from ..gates.render import indented, plural, source_text
 from ..gates.verify.host import variables
+from ..lowering.errors import InputError
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
 from .show import console, print_json
 
@@ -28,7 +29,15 @@ _STYLES = {"VERIFIED": "green", "VIOLATION": "bold red", "UNKNOWN": "yellow"}
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "verify", _run, summary)
-    parser.add_argument("case", help=CASE_HELP)
+    parser.add_argument(
+        "case",
+        nargs="?",
+        help=f"{CASE_HELP}; without one, with --mutants, the passes' own examples",
+    )
+    parser.add_argument(
+        "--mutants", action="store_true",
+        help="break each rewrite in many ways: the same inputs must show every one",
+    )  # fmt: skip
     parser.add_argument(
         "--pass", action="append", default=[], metavar="NAME", dest="only",
         help="verify this pass's sites only; may be given again",
@@ -61,16 +70,23 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print_json("verify", found)
     else:
-        show(console(), found, options.case)
+        show(console(), found, options.case or "the passes' own examples")
     return int(found["exit_code"])
 
 
 def verified(options: argparse.Namespace) -> dict[str, Any]:
     """What the child says of the case."""
+    if options.case is None and not options.mutants:
+        raise InputError("verify: wanted FILE.py:NAME, or --mutants for the passes' own examples")
+    if options.case is None and (options.passes or options.arg or options.mesh):
+        raise InputError("verify: --passes, --arg and --mesh are for a case; found none")
     passes = options.passes or "default"
-    request = job(argparse.Namespace(**{**vars(options), "passes": passes}), "verify", options.case)
+    request = job(
+        argparse.Namespace(**{**vars(options), "passes": passes}), "verify", options.case or ""
+    )
     asked = {
         "only": options.only,
+        "mutants": options.mutants,
         "seeds": options.seeds,
         "seconds": options.limit,
         "bytes": int(options.memory_limit * 2**30),
@@ -128,8 +144,8 @@ def _bar(place: Path) -> Iterator[None]:
 def show(out: Console, found: Mapping[str, Any], title: str) -> None:
     """Prints the verdict on each site, those alike together, and the score last."""
     out.print(Text(title, style="bold"))
-    for site in found["sites"]:
-        _site(out, site)
+    for alike in _grouped(found["sites"]):
+        _sites(out, alike)
     for note in found["notes"]:
         indented(out, Text(f"note: {note}"), 0)
     out.print()
@@ -137,23 +153,55 @@ def show(out: Console, found: Mapping[str, Any], title: str) -> None:
     out.print(Text(f"{found['verdict']}: {found['score']}", style=style))
 
 
-def _site(out: Console, site: Mapping[str, Any]) -> None:
+def _grouped(sites: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Sites of one pass at one line that ended alike, in the order found."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for site in sites:
+        survivors = tuple(m["name"] for m in site["mutants"] if not m["killed"])
+        alone = site["site"] if site["verdict"] != "VERIFIED" or survivors else ""
+        key = (site["pass"], site["primitive"], site["source"], site["verdict"], alone)
+        found.setdefault(key, []).append(site)
+    return list(found.values())
+
+
+def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
+    site = sites[0]
     style = _STYLES[site["verdict"]]
     head = Text.assemble((site["verdict"], style), "  ", (site["site"], "bold"))
-    head.append(f"  {site['primitive']} → {site['type']}")
-    if site["calls"] > 1:
-        head.append(f"  {plural(site['calls'], 'equation')}")
+    if len(sites) > 1:
+        head.append(f" and {len(sites) - 1} more", "bold")
+    types = ", ".join(dict.fromkeys(s["type"] for s in sites))
+    head.append(f"  {site['primitive']} → {types}")
     indented(out, head, 0)
-    indented(out, Text(source_text(site["source"]), style="cyan"), 4)
+    if site["source"] is not None:
+        indented(out, Text(source_text(site["source"]), style="cyan"), 4)
     if site["verdict"] == "VERIFIED":
         indented(out, Text(_how(site), style="dim"), 4)
     else:
         indented(out, Text(site["reason"], style=style), 4)
+    for note in dict.fromkeys(n for s in sites for n in s["notes"] if not n.startswith("no deriv")):
+        indented(out, Text(note, style="yellow"), 4)
     example = site["counterexample"]
     if example is not None:
         indented(out, Text("on " + ", ".join(example["inputs"])), 4)
     if site["repro"] is not None:
         indented(out, Text(f"python {site['repro']} shows it"), 4)
+    _mutants(out, [m for s in sites for m in s["mutants"]])
+
+
+def _mutants(out: Console, mutants: list[dict[str, Any]]) -> None:
+    """How many were caught; by name those that weren't, and those that are the same program."""
+    if not mutants:
+        return
+    real = [m for m in mutants if not m["equivalent"]]
+    killed = sum(m["killed"] for m in real)
+    style = "dim" if killed == len(real) else "bold red"
+    indented(out, Text(f"{killed} of {plural(len(real), 'mutant')} killed", style=style), 4)
+    for m in real:
+        if not m["killed"]:
+            indented(out, Text(f"survived: {m['name']}: {m['how']}", style="bold red"), 6)
+    for name, how in dict.fromkeys((m["name"], m["how"]) for m in mutants if m["equivalent"]):
+        indented(out, Text(f"the same program: {name}: {how}", style="dim"), 6)
 
 
 def _how(site: Mapping[str, Any]) -> str:

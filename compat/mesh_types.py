@@ -12,8 +12,9 @@ def differs_only_in_mesh(a: Any, b: Any) -> bool:
     """Whether two types are equal but that one, split over nothing, names no mesh.
 
     Some primitives hand on the type of an argument as it is, which names none, where others name
-    the mesh in scope. Along Auto axes a type says nothing of how its value is split, so nothing is
-    lost between the two; jax's own check of a jaxpr takes them for one.
+    the mesh in scope. Along Auto and Manual axes a type says nothing of how its value is split, so
+    nothing is lost between the two; jax's own check of a jaxpr takes them for one. A constant
+    that a shard_map closes over is an operand and an input of its body that name none.
     """
     left, right = getattr(a, "sharding", None), getattr(b, "sharding", None)
     if left is None or right is None or type(a) is not type(b):
@@ -21,7 +22,7 @@ def differs_only_in_mesh(a: Any, b: Any) -> bool:
     if left.mesh.empty == right.mesh.empty or left.spec != right.spec:
         return False
     named = right if left.mesh.empty else left
-    automatic = all(kind == AxisType.Auto for kind in named.mesh.axis_types)
+    automatic = all(kind != AxisType.Explicit for kind in named.mesh.axis_types)
     whole = all(part is None for part in named.spec)
     return automatic and whole and bool(a.update(sharding=right) == b)
 

@@ -23,10 +23,16 @@ import jax
 
 import relower
 from relower.compat import bodies, jaxprs
-from relower.passes.base import Pass
+from relower.passes.base import Contract, Pass
 from relower.passes.registry import all_passes
 
 DOCS = Path(__file__).parent
+SENTENCES = {
+    "bitwise": "the same bits, NaN payloads and the sign of zero included.",
+    "value": "equal as numbers; the sign of a zero, NaN payloads and quieting, and flushed "
+    "subnormals may differ.",
+    "rounding": "one rounding stands elsewhere; the error is at most 1.10× as large.",
+}
 # Calls, and what jax wraps around an operation: not operations themselves.
 _NOT_COUNTED = frozenset({"jit"})
 
@@ -80,12 +86,7 @@ def page(rewrite: Pass) -> str:
 
 def _sentence(rewrite: Pass) -> str:
     """The docstring that stands under a member of Contract."""
-    return {
-        "bitwise": "the same bits, NaN payloads and the sign of zero included.",
-        "value": "equal as numbers; the sign of a zero, NaN payloads and quieting, and flushed "
-        "subnormals may differ.",
-        "rounding": "one rounding stands elsewhere; the error is at most 1.10× as large.",
-    }[rewrite.contract.value]
+    return SENTENCES[rewrite.contract.value]
 
 
 def _ways(rewrite: Pass) -> Iterator[str]:
@@ -128,6 +129,33 @@ def _mesh(example: Any) -> contextlib.AbstractContextManager[Any]:
     names, sizes = tuple(example.mesh), tuple(example.mesh.values())
     kinds = (jax.sharding.AxisType.Auto,) * len(names)
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(sizes, names, axis_types=kinds))
+
+
+def index_page() -> str:
+    """The page that lists the passes."""
+    rows = [
+        f"| [{p.name}]({p.name}.md) | {p.summary}{'; only by name' if p.by_name else ''} |"
+        for p in all_passes()
+    ]
+    of_contract = {
+        contract: [row for row, p in zip(rows, all_passes(), strict=True) if p.contract is contract]
+        for contract in Contract
+    }
+    parts = [
+        "# The passes",
+        "<!-- Written by docs/generate.py from the passes; edit those, not this page. -->",
+        "Each page has a pass's code before and after, what must hold for it, and what it changes, "
+        "all taken from the pass itself. `relower passes NAME` prints the same.",
+        "## Contracts",
+        "A contract is a claim about the operations' semantics as StableHLO states them. "
+        '`relower.optimize` takes `bitwise` passes by default, `contract="value"` and '
+        '`contract="rounding"` admit the looser ones as well; those marked so run only by name.',
+    ]
+    for contract, listed in of_contract.items():
+        head = f"### {contract.value}"
+        table = "\n".join(["| pass | rewrites |", "|---|---|", *sorted(listed)])
+        parts += [head, SENTENCES[contract.value][0].upper() + SENTENCES[contract.value][1:], table]
+    return "\n\n".join(parts) + "\n"
 
 
 def json_page() -> str:
@@ -188,6 +216,7 @@ def _kind(value: Mapping[str, Any]) -> str:
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated page and what it should hold."""
     yield DOCS / "json.md", json_page()
+    yield DOCS / "passes" / "index.md", index_page()
     for rewrite in all_passes():
         yield DOCS / "passes" / f"{rewrite.name}.md", page(rewrite)
 

@@ -15,6 +15,8 @@ newest jax. A comment before a block says what differs from the usual:
     <!-- exit: 1 -->             its last command ends with this code, not 0
     <!-- picture: img/x.svg -->  the picture is what this block's command looks like on a terminal
     <!-- not run: REASON -->     its commands can't run here
+    <!-- as in: OTHER.md -->     it stands in that page, too, and is run there
+    <!-- installs: . -->         nor can this one, `pip install -e`; what it declares is declared
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ NEWEST = terminal.jax_version() >= (0, 12)
 """Whether the counts in the pages are those of the jax at hand."""
 
 _FENCE = re.compile(r'^```(?P<language>[\w-]+)?(?: +title="(?P<title>[^"]+)")?\s*$')
-_NOTE = re.compile(r"^<!-- (?P<key>exit|picture|not run): (?P<value>.+) -->$")
+_NOTE = re.compile(r"^<!-- (?P<key>exit|picture|not run|installs|as in): (?P<value>.+) -->$")
 _ANYWHERE = (
     (re.compile(r"\b[0-9a-f]{64}\b|\b[0-9a-f]{16}(?=…)"), "<digest>"),
     (re.compile(r"(?<=-)[0-9a-f]{8}(?=\.snapshot)|\b[0-9a-f]{8}(?= → )"), "<digest>"),
@@ -125,6 +127,11 @@ def blocks(page: str) -> Iterator[Block]:
         raise ValueError(f"the block that begins in line {inside[2]} doesn't end")
 
 
+def is_run(block: Block) -> bool:
+    """Whether the commands of a block are run."""
+    return block.language == "console" and not {"not run", "as in", "installs"} & set(block.notes)
+
+
 def commands(block: Block) -> Iterator[Shown]:
     """The commands of a ``console`` block; a line that ends in a backslash goes on in the next."""
     command: str | None = None
@@ -175,7 +182,9 @@ def run_page(path: Path, folder: Path) -> Iterator[Ran]:
             with target.open("a" if block.title in written else "w", encoding="utf-8") as file:
                 file.write(block.text)
             written.add(block.title)
-        elif block.language == "console" and "not run" not in block.notes:
+        elif "installs" in block.notes:
+            terminal.declare(folder / block.notes["installs"])
+        elif is_run(block):
             yield from _run_block(block, path, folder)
 
 
@@ -220,7 +229,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE.md")
     parser.add_argument("--write", action="store_true", help="put what was printed into the pages")
+    parser.add_argument(
+        "--printed",
+        type=Path,
+        metavar="FILE",
+        help="run nothing: the page's first block of text or console shows what this file holds",
+    )
     options = parser.parse_args(argv)
+    if options.printed is not None:
+        return _compared(options.pages[0], options.printed.read_text(encoding="utf-8"))
     complaints = 0
     for path in [page.resolve() for page in options.pages] or pages():
         with tempfile.TemporaryDirectory(prefix="relower-page-") as folder:
@@ -236,6 +253,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 complaints += 1
                 print(f"{path.relative_to(ROOT)}: {complaint}", file=sys.stderr)
     return 1 if complaints else 0
+
+
+def _compared(page: Path, printed: str) -> int:
+    """Whether a page shows what a command printed that was run elsewhere."""
+    found = blocks(page.read_text(encoding="utf-8"))
+    block = next(b for b in found if b.language in ("text", "console"))
+    shown = block.text if block.language == "text" else next(commands(block)).output
+    if agree(shown, terminal.without_colours(printed), NEWEST):
+        return 0
+    print(f"{page}, line {block.line}, shows something else than\n{printed}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

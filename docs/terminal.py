@@ -15,6 +15,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,13 +67,31 @@ def run(command: str, folder: Path) -> tuple[int, str]:
     """Exit code and output, coloured, standard error included, of a command run in ``folder``."""
     folder = folder.resolve()
     cache = folder.parent / f"{folder.name}.cache"  # a page's own: nothing was lowered before it
-    with mock.patch.dict(os.environ, _environment(cache)), contextlib.chdir(folder):
+    variables = _environment(cache)
+    if list(folder.glob("*.dist-info")):
+        variables["PYTHONPATH"] = str(folder)
+    with mock.patch.dict(os.environ, variables), contextlib.chdir(folder):
         words = shlex.split(command) if "\n" not in command and not _needs_shell(command) else []
         if words[:1] == ["relower"]:
             return _here(lambda: _relower(words[1:]))
         if words[:1] == ["python"] and len(words) > 1 and words[1].endswith(".py"):
             return _here(lambda: _script(words[1:], folder))
         return _shell(command)
+
+
+def declare(package: Path) -> None:
+    """Leave in a package's folder what ``pip install -e`` would leave of its entry points."""
+    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    name, version = project["name"], project["version"]
+    info = package / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = [
+        line
+        for group, entries in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{key} = {value}" for key, value in entries.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 def without_colours(output: str) -> str:
@@ -152,6 +171,7 @@ def _imports_of(folder: Path) -> Iterator[None]:
 
 
 def _shell(command: str) -> tuple[int, str]:
+    os.environ.pop("FORCE_COLOR", None)  # of `run`'s own; a pipe is no terminal
     done = subprocess.run(
         ["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         stdin=subprocess.DEVNULL, check=False,

@@ -163,6 +163,7 @@ class Demands:
         if known is None:
             known = self._kept[id(scope)] = (
                 scope.in_kept
+                or bool(scope.spared)
                 or any(map(is_kept, scope.eqns))
                 or any(map(self._keeps, (s for c in scope.children.values() for s in c.values())))
             )

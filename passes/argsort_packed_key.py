@@ -41,8 +41,10 @@ from .parts.argsort_site import (
     has_known_range,
     has_one_key,
     is_stable,
+    sorted_positions,
     unique_pairs,
 )
+from .parts.mutants import reversed_ties
 from .parts.packed_word import WORD_BITS, fits, pack, unpack_key, unpack_slot
 from .suggestion import Suggestion
 
@@ -152,6 +154,7 @@ PASS = Pass(
         ),
     ),
     profitable=lambda match: None,
+    mutants=reversed_ties(sorted_positions),
     replace=_replace,
     before=before,
     after=after,

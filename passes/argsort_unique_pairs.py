@@ -24,7 +24,14 @@ from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .parts.argsort_edits import pairs_edits
-from .parts.argsort_site import argsort_of, carried, has_one_key, is_stable
+from .parts.argsort_site import (
+    argsort_of,
+    carried,
+    has_one_key,
+    is_stable,
+    sorted_positions,
+)
+from .parts.mutants import reversed_ties
 from .suggestion import Suggestion
 
 
@@ -125,6 +132,7 @@ PASS = Pass(
         ),
     ),
     profitable=lambda match: None,
+    mutants=reversed_ties(sorted_positions),
     replace=_replace,
     before=before,
     after=after,

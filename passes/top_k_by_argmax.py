@@ -37,6 +37,7 @@ from ..matchers.graph import Scope
 from ..matchers.pattern import Mismatch
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .parts import greatest
+from .parts.mutants import reversed_ties
 
 MOST = 16
 """The greatest k that is rewritten: each is unrolled into the program."""
@@ -158,6 +159,7 @@ PASS = Pass(
         ),
     ),
     profitable=_profitable,
+    mutants=reversed_ties(lambda match: (1, -1)),
     replace=_replace,
     before=before,
     after=after,

@@ -160,7 +160,7 @@ def _narrower(here: Fact, there: Fact) -> Fact:
 
 
 def _walkable(eqn: Eqn) -> bool:
-    if eqn.effects:
+    if jaxprs.true_effects(eqn):
         return False
     entered = compat_bodies.carried(eqn).entered
     if eqn.primitive is compat_bodies.shard_map_primitive():

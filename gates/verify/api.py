@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...lowering.as_target import as_target
-from ...lowering.case import Case
+from ...lowering.case import Case, case
 from ...lowering.errors import InputError
 from ...lowering.targets import DEFAULT_TARGET, make_mesh, mesh_context, parse_target
 from ...passes import registry
 from ...passes.base import Contract, Pass, Site
 from ...passes.optimize import rewritten
 from ...passes.report import Report
-from .check import Limits, check_piece
+from .check import Level, Limits, check_piece
+from .mutants import Mutants
 from .record import Kept, Piece, Recorder
-from .verdict import Checked, Evidence, SiteVerdict, Verdict
+from .verdict import Checked, Evidence, MutantScore, SiteVerdict, Verdict
 
 Progress = Callable[[int, int, str], None]
 
@@ -27,7 +28,9 @@ class Verifier:
     """Checks sites; one that was checked before, in this program or another, is not run again."""
 
     limits: Limits
-    known: dict[tuple[str, str], Checked]
+    mutants: bool = False
+    known: dict[tuple[str, str], tuple[Checked, Level | None]] = field(default_factory=dict)
+    scored: dict[tuple[str, str], tuple[MutantScore, ...]] = field(default_factory=dict)
 
     def site(self, kept: Sequence[Kept], contract: Contract) -> Checked:
         """The verdict on all rewrites that one site of the report stands for: the worst of them."""
@@ -48,19 +51,36 @@ class Verifier:
         key = kept.piece.digest, contract.value
         if key not in self.known:
             self.known[key] = check_guarded(kept.piece, contract, self.limits)
-        return self.known[key]
+        return self.known[key][0]
+
+    def scores(self, kept: Sequence[Kept], contract: Contract) -> tuple[MutantScore, ...]:
+        """What became of the mutants of a site's rewrites, of those that were verified."""
+        found: list[MutantScore] = []
+        for one in kept if self.mutants else ():
+            if one.piece is None:
+                continue
+            key = one.piece.digest, contract.value
+            level = self.known[key][1]
+            if self.known[key][0].verdict is not Verdict.VERIFIED or level is None:
+                continue
+            if key not in self.scored:
+                made = Mutants(one.piece, one.mutants, contract, level, self.limits)
+                self.scored[key] = tuple(made.scores())
+            found += self.scored[key]
+        return tuple(found)
 
 
 _RANK = {Verdict.VERIFIED: 0, Verdict.UNKNOWN: 1, Verdict.VIOLATION: 2}
 
 
-def check_guarded(piece: Piece, contract: Contract, limits: Limits) -> Checked:
+def check_guarded(piece: Piece, contract: Contract, limits: Limits) -> tuple[Checked, Level | None]:
     """As `check_piece`; an error of the original's own evaluation leaves the site open."""
     try:
-        return check_piece(piece, contract, limits)[0]
+        return check_piece(piece, contract, limits)
     except Exception as error:
         line = next((s for s in str(error).splitlines() if s.strip()), "")
-        return Checked(Verdict.UNKNOWN, f"it can't be run: {type(error).__name__}: {line[:200]}")
+        why = f"it can't be run: {type(error).__name__}: {line[:200]}"
+        return Checked(Verdict.UNKNOWN, why), None
 
 
 def verify(
@@ -72,6 +92,7 @@ def verify(
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
     only: Iterable[str] | None = None,
+    mutants: bool = False,
     target: str = DEFAULT_TARGET,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -90,6 +111,7 @@ def verify(
         frozen: as for `optimize`.
         assume: as for `optimize`.
         only: names of passes whose sites to verify; None for all that applied.
+        mutants: also break each rewrite in many ways, and see whether the same inputs show it.
         target: what a case is traced for, kind and topology.
         limits: for each site.
         progress: called with the sites done, their number and the next one's name.
@@ -103,14 +125,14 @@ def verify(
         ValueError: as for `optimize`.
     """
     options = {"passes": passes, "contract": contract, "frozen": frozen, "assume": assume}
-    recorder = Recorder()
+    recorder = Recorder(mutants)
     if not isinstance(case_or_fn, Case):
         report = rewritten(case_or_fn, args, kwargs, recorder.recording, **options)
     elif args or kwargs:
         raise InputError("verify: a case has its own arguments; found more beside it")
     else:
         report = _of_case(case_or_fn, target, recorder, options)
-    return judged(report, recorder, only=only, limits=limits, progress=progress)
+    return judged(report, recorder, only=only, mutants=mutants, limits=limits, progress=progress)
 
 
 def _of_case(chosen: Case, target: str, recorder: Recorder, options: Any) -> Report:
@@ -128,13 +150,14 @@ def judged(
     recorder: Recorder,
     *,
     only: Iterable[str] | None = None,
+    mutants: bool = False,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Evidence:
     """The verdicts on a report's applied sites, from what was recorded while they were made."""
     wanted = None if only is None else {_known(name) for name in only}
     sites = [s for s in report.applied if wanted is None or s.pass_name in wanted]
-    verifier = Verifier(limits or Limits(), {})
+    verifier = Verifier(limits or Limits(), mutants)
     numbers: Counter[str] = Counter()
     found = []
     for i, site in enumerate(sites):
@@ -146,7 +169,7 @@ def judged(
     if progress is not None:
         progress(len(sites), len(sites), "")
     notes = () if sites else ("no pass applied anywhere: there is nothing to verify",)
-    return Evidence(report.name, tuple(found), notes=(*notes, *report.notes))
+    return Evidence(report.name, tuple(found), notes=(*notes, *report.notes), mutated=mutants)
 
 
 def _known(name: str) -> str:
@@ -168,8 +191,40 @@ def _verdict(verifier: Verifier, key: str, site: Site, kept: Sequence[Kept]) -> 
         scope=site.scope,
         calls=site.calls,
         checked=verifier.site(kept, rewrite.contract),
+        mutants=verifier.scores(kept, rewrite.contract),
         facts=facts_of(kept),
     )
+
+
+def verify_examples(
+    only: Iterable[str] | None = None,
+    *,
+    mutants: bool = False,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Evidence:
+    """Every pass on its own examples, one after the other, as one program.
+
+    Raises:
+        InputError: a name in ``only`` is no pass's.
+    """
+    wanted = None if only is None else {_known(name) for name in only}
+    passes = [p for p in registry.all_passes() if wanted is None or p.name in wanted]
+    pairs = [(p, e) for p in passes for e in p.examples()]
+    sites: list[SiteVerdict] = []
+    notes: list[str] = []
+    for i, (p, example) in enumerate(pairs):
+        if progress is not None:
+            progress(i, len(pairs), p.name)
+        chosen = case(lambda mesh, p=p, e=example: (p.before, e.args), mesh=example.mesh) if (
+            example.mesh) else case(p.before, *example.args)  # fmt: skip
+        found = verify(chosen, passes=[p.name], mutants=mutants, limits=limits)
+        if not found.sites:
+            notes.append(f"{p.name} finds no site in its own example {example.label!r}")
+        sites += [replace(s, key=f"{p.name} ({example.label})") for s in found.sites]
+    if progress is not None:
+        progress(len(pairs), len(pairs), "")
+    return Evidence("the passes' own examples", tuple(sites), notes=tuple(notes), mutated=mutants)
 
 
 def facts_of(kept: Sequence[Kept]) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class Derivative:
         """Of one side."""
 
         with self.problem.context():
-            run = lambda values: self.problem.values(part, values)
+            run = lambda values: self.problem.values(part, values, differentiated=True)
             return self._vjp(run, [jnp.asarray(a) for a in arrays])
 
     def exactly(self, arrays: Sequence[Array]) -> list[Array]:

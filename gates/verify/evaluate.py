@@ -8,6 +8,7 @@ devices is the same here: a value is one device's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -38,6 +39,7 @@ def evaluate(
     values: Sequence[Any],
     rule: Rule | None = None,
     literal: Callable[[Any, Any], Any] = lambda value, aval: value,
+    differentiated: bool = False,
 ) -> list[Any]:
     """The outputs of equations on values of their inputs.
 
@@ -48,58 +50,80 @@ def evaluate(
         values: one for each input.
         rule: asked first about every equation that isn't entered.
         literal: what stands for a literal of a type.
+        differentiated: whether derivatives are taken: those that a function brings along count.
     """
+    whole = _OWN if differentiated else frozenset()
+    how = _How(rule, literal, whole)
+    return _evaluate(eqns, inputs, outputs, values, how)
+
+
+@dataclass(frozen=True)
+class _How:
+    rule: Rule | None
+    literal: Callable[[Any, Any], Any]
+    whole: frozenset[Any]
+    """Calls that aren't entered."""
+
+
+def _evaluate(
+    eqns: Sequence[Eqn], inputs: Sequence[Var], outputs: Sequence[Atom], values: Any, how: _How
+) -> list[Any]:
     env: dict[Var, Any] = dict(zip(inputs, values, strict=True))
 
     def read(atom: Atom) -> Any:
-        return literal(atom.val, atom.aval) if jaxprs.is_literal(atom) else env[atom]
+        return how.literal(atom.val, atom.aval) if jaxprs.is_literal(atom) else env[atom]
 
     for eqn in eqns:
-        results = _results(eqn, [read(a) for a in eqn.invars], rule, literal)
+        results = _results(eqn, [read(a) for a in eqn.invars], how)
         env.update(zip(eqn.outvars, results, strict=True))
+    found = [read(a) for a in outputs]
     return [
-        jnp.asarray(read(a), a.aval.dtype) if jaxprs.is_literal(a) and rule is None else read(a)
-        for a in outputs
+        v if hasattr(v, "dtype") else jnp.asarray(v, a.aval.dtype) for v, a in zip(found, outputs)
     ]
 
 
-def _results(eqn: Eqn, operands: list[Any], rule: Rule | None, literal: Any) -> Sequence[Any]:
+def _results(eqn: Eqn, operands: list[Any], how: _How) -> Sequence[Any]:
     if eqn.primitive is pvary_p and not named_axes():
         return operands
     branch = _branch(eqn, operands)
     if branch is not None:
-        return _body(branch, operands[1:], rule, literal)
+        return _body(branch, operands[1:], how)
     entered = compat_bodies.carried(eqn).entered
-    if len(entered) == 1 and entered[0].role is Role.CALL and _enters(eqn, operands, rule):
-        return _body(entered[0].body, operands, rule, literal)
-    found = None if rule is None else rule(eqn, operands)
+    if len(entered) == 1 and entered[0].role is Role.CALL and eqn.primitive not in how.whole:
+        if eqn.primitive is compat_bodies.shard_map_primitive():
+            raise Unrunnable("a shard_map inside of the site")
+        return _body(entered[0].body, operands, how)
+    found = None if how.rule is None else how.rule(eqn, operands)
     return found if found is not None else bind(eqn, operands)
+
+
+_OWN = frozenset({primitive("custom_jvp_call_p"), primitive("custom_vjp_call_p")})
+"""Calls with derivatives of their own."""
 
 
 def bind(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any]:
     """The results of one equation."""
-    params = eqn.primitive.get_bind_params(eqn.params)
+    params = eqn.primitive.get_bind_params(_at_home(eqn.params))
     found = eqn.primitive.bind(*operands, **params)
     return list(found) if eqn.primitive.multiple_results else [found]
 
 
-def _body(body: Body, operands: Sequence[Any], rule: Rule | None, literal: Any) -> list[Any]:
+def _at_home(params: dict[str, Any]) -> dict[str, Any]:
+    """Params without shardings that say nothing but which mesh the program has."""
+    for name in ("sharding", "out_sharding"):
+        spec = getattr(params.get(name), "spec", None)
+        if spec is not None and all(part is None for part in spec):
+            params = {**params, name: None}
+    return params
+
+
+def _body(body: Body, operands: Sequence[Any], how: _How) -> list[Any]:
     jaxpr = jaxprs.opened(body)
     inputs = (*jaxpr.constvars, *jaxpr.invars)
-    if len(jaxpr.constvars) + len(operands) != len(inputs):
-        raise Unrunnable("a body takes other operands than its equation")
     values = (*jaxprs.consts(body), *operands)
-    return evaluate(jaxpr.eqns, inputs, jaxpr.outvars, values, rule, literal)
-
-
-def _enters(eqn: Eqn, operands: Sequence[Any], rule: Rule | None) -> bool:
-    """Whether a call is evaluated through its body."""
-    if eqn.primitive is compat_bodies.shard_map_primitive():
-        raise Unrunnable("a shard_map inside of the site")
-    own = (primitive("custom_jvp_call_p"), primitive("custom_vjp_call_p"))
-    if eqn.primitive in own and rule is None:
-        return not any(isinstance(x, Tracer) for x in operands)
-    return True
+    if len(values) != len(inputs):
+        raise Unrunnable("a body takes other operands than its equation")
+    return _evaluate(jaxpr.eqns, inputs, jaxpr.outvars, values, how)
 
 
 def _branch(eqn: Eqn, operands: Sequence[Any]) -> Body | None:
@@ -109,9 +133,6 @@ def _branch(eqn: Eqn, operands: Sequence[Any]) -> Body | None:
     branches = eqn.params["branches"]
     index = int(np.clip(int(operands[0]), 0, len(branches) - 1))
     return branches[index]
-
-
-_WIDE = {np.dtype(np.float32), np.dtype(np.float16), np.dtype(jnp.bfloat16)}
 
 
 def is_float(dtype: Any) -> bool:
@@ -164,6 +185,22 @@ _REPRESENTED = {"bitcast_convert_type", "nextafter", "random_bits", "rng_bit_gen
 def _all_alike(eqn: Eqn, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
     found = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
     return list(found) if eqn.primitive.multiple_results else [found]
+
+
+_SUMS = {"dot_general", "ragged_dot_general", "reduce_sum", "cumsum", "scatter-add", "scatter_add"}
+
+
+def summed_once(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any] | None:
+    """A sum with a single rounding, to its result's type, whatever order a CPU adds in."""
+    out = eqn.outvars[0].aval
+    if eqn.primitive.name not in _SUMS or not is_float(out.dtype):
+        return None
+    wide_ones = [
+        jnp.asarray(v, jnp.float64) if is_float(a.aval.dtype) else v
+        for v, a in zip(operands, eqn.invars, strict=True)
+    ]
+    found = promoted(eqn, wide_ones)
+    return None if found is None else [v.astype(out.dtype) for v in found]
 
 
 _SCATTERS: dict[str, Callable[..., Any]] = {

@@ -18,7 +18,7 @@ from ...compat.primitives import primitive
 from ...matchers.fact import UNKNOWN, Fact
 from ...passes.engine.fragments import Cut, Region
 from .devices import across, joined
-from .evaluate import evaluate, in_float64, is_float
+from .evaluate import Rule, evaluate, in_float64, is_float, summed_once
 from .inputs import Input
 from .record import Piece
 
@@ -50,12 +50,18 @@ class Problem:
     """Of all that it reads and makes."""
     compiled: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What was compiled for several devices."""
+    mutation: Any = None
+    """What is changed in the rewrite's inputs and outputs; see `operators`."""
+    rule: Rule | None = None
+    """What is changed in the rewrite's equations."""
+    summed: bool = False
+    """Whether each sum is rounded once, on both sides."""
 
     @contextlib.contextmanager
     def context(self, wide: bool = False) -> Iterator[None]:
         """In which to run it: with 64-bit types where it has them, or they are wanted."""
         with contextlib.ExitStack() as stack:
-            if self.wide or wide:
+            if self.wide or wide or self.summed:
                 stack.enter_context(jax.enable_x64(True))
             if self.across:
                 stack.enter_context(across(self.region))
@@ -71,11 +77,28 @@ class Problem:
             values = [jnp.asarray(a) for a in arrays]
             return [np.asarray(v) for v in self.values(which, values)]
 
-    def values(self, which: Cut, values: Sequence[Any]) -> list[Any]:
+    def values(self, which: Cut, values: Sequence[Any], differentiated: bool = False) -> list[Any]:
         """One side's outputs, in its `context`; arrays may be tracers."""
+
+        mutant = self.mutation if which is self.after else None
+
+        def run(*given: Any) -> list[Any]:
+            if mutant is not None and mutant.inputs is not None:
+                given = tuple(mutant.inputs(list(given)))
+            rule = self._rule(mutant is not None and mutant.eqn is not None)
+            parts = which.eqns, which.inputs, which.outputs
+            found = evaluate(*parts, given, rule, differentiated=differentiated)
+            return mutant.outputs(found) if mutant is not None and mutant.outputs else found
+
         if not self.across:
-            return evaluate(which.eqns, which.inputs, which.outputs, values)
-        return list(self._compiled(("plain", id(which)), which, None)(*values))
+            return run(*values)
+        return list(self._compiled((differentiated, id(which)), which, run)(*values))
+
+    def _rule(self, mutated: bool) -> Rule | None:
+        first = self.rule if mutated else None
+        if not self.summed or first is None:
+            return summed_once if self.summed else first
+        return lambda eqn, operands: _either(first, eqn, operands)
 
     def _compiled(self, key: Any, which: Cut, run: Any) -> Callable[..., Any]:
         if key not in self.compiled:
@@ -103,9 +126,10 @@ class Problem:
             return run(*values)
         return list(self._compiled("wide", part, run)(*values))
 
-    def with_after(self, after: Cut) -> Problem:
-        """The same with another rewrite, which must read no other inputs."""
-        return replace(self, after=Cut(after.eqns, self.before.inputs, after.outputs))
+
+def _either(first: Rule, eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any] | None:
+    found = first(eqn, operands)
+    return summed_once(eqn, operands) if found is None else found
 
 
 def build(piece: Piece, depth: int, floats: bool = True) -> Problem:

@@ -11,7 +11,7 @@ from ...lowering.case import Case
 from ...lowering.errors import InputError
 from ...lowering.load import describe, load_case
 from ...lowering.targets import DEFAULT_TARGET
-from .api import verify
+from .api import verify, verify_examples
 from .check import Limits
 
 
@@ -22,6 +22,13 @@ def do(request: Mapping[str, Any]) -> dict[str, Any]:
         InputError: the case can't be loaded or traced.
     """
     options = request["options"]
+    if not request["spec"]:
+        return verify_examples(
+            options["only"] or None,
+            mutants=options["mutants"],
+            limits=_limits(options),
+            progress=_telling(options.get("progress")),
+        ).to_json()
     chosen = load_case(request["spec"], args=request["args"])
     if request["mesh"] is not None:
         if chosen.mesh is not None:
@@ -41,7 +48,8 @@ def _verified(chosen: Case, request: Mapping[str, Any], options: Mapping[str, An
             assume=request["assume"],
             only=options["only"] or None,
             target=request["target"] or DEFAULT_TARGET,
-            limits=Limits(options["seconds"], options["bytes"], seeds=options["seeds"]),
+            mutants=options["mutants"],
+            limits=_limits(options),
             progress=_telling(options.get("progress")),
         )
     except InputError:
@@ -54,6 +62,10 @@ def _verified(chosen: Case, request: Mapping[str, Any], options: Mapping[str, An
     except Exception as error:
         raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
     return found.to_json()
+
+
+def _limits(options: Mapping[str, Any]) -> Limits:
+    return Limits(options["seconds"], options["bytes"], seeds=options["seeds"])
 
 
 def _telling(path: str | None) -> Any:

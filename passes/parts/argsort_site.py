@@ -60,6 +60,13 @@ def _or_pairs(pairs: Callable[[Argsort], bool]) -> str:
     return "" if pairs is never else ", or unique pairs"
 
 
+def sorted_positions(match: Match) -> tuple[int, int]:
+    """Which operand and result holds the positions, and along which axis they are sorted."""
+    argsort = argsort_of(match)
+    assert argsort.order is not None
+    return argsort.order, argsort.axis
+
+
 def carried(argsort: Argsort) -> str:
     """The operands beside the key, for reasons."""
     return ", ".join(a.aval.str_short(short_dtypes=True) for a in argsort.eqn.invars[1:])

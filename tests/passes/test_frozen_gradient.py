@@ -700,3 +700,17 @@ def test_a_kept_region_stays(why):
     assert differing(jax.jit(done)(*args), jax.jit(fn)(*args)) == ["last"]
     ignored = lambda p, xs: fn(p, xs)["first"]
     assert count(optimize(ignored)) == count(ignored) > 0
+
+
+def test_what_a_custom_derivative_makes_for_nobody_stays():
+    """Its results can't be fewer, so nothing goes, and nothing is said to have been applied."""
+
+    @jax.custom_jvp
+    def both(w, x):
+        return jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)), (0, 1))(w, x)
+
+    both.defjvp(lambda primals, tangents: jax.jvp(both.fun, primals, tangents))
+    args = np.ones((4, 3), np.float32), np.ones((2, 4), np.float32)
+    fn = lambda w, x: (both(w, x)[1], w)
+    report = explain(fn, *args, passes=[NAME])
+    assert not report.applied, str(report)

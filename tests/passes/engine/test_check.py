@@ -615,3 +615,17 @@ def test_shapes_at_the_boundary_of_a_rewritten_equation(engine):
     shorter = lambda eqn: eqn.replace(params={**eqn.params, "length": 3})
     with pytest.raises(IllFormed, match=r"of a scan of 3"):
         check_rewritten(with_param(stacked, "scan", shorter), stacked)
+
+
+def test_a_constant_that_a_shard_map_closes_over(engine):
+    """Its type names no mesh, outside nor inside."""
+    table = np.array([1.0, 2.0], np.float32)
+
+    def fn(x):
+        constant = jnp.asarray(table)
+        local = lambda x: jnp.sin(x) * constant[0]
+        return jax.shard_map(local, mesh=mesh_of(), in_specs=P("data"), out_specs=P("data"))(x)
+
+    with jax.set_mesh(mesh_of()):
+        done = engine.run(fn, [engine.SIN], jnp.ones(8))
+    assert done.report.counts() == {"sin_to_cos": 1}

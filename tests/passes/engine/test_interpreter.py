@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from relower.compat import bodies, jaxprs
 from relower.compat.source import name_stack
+from relower.passes import registry
 
 F32 = jnp.float32
 
@@ -839,3 +840,36 @@ def test_a_shared_site_is_declined_once(engine):
     assert {s.pass_name for s in done.report.declined} == {"wrong"}
     assert done.report.counts()["times_one"] == 2
     np.testing.assert_array_equal(engine.function(done.closed)(x)[0], f(x))
+
+
+def widened(x):
+    """Parts of an array that was widened, and a result of the whole."""
+    wide = x.astype(jnp.float32)
+    return wide[:3] * 2 + wide[1:], wide + 1
+
+
+def of_late_cast(engine, fn, *args):
+    late = dataclasses.replace(registry.by_name("late_cast"), profitable=lambda match: None)
+    return engine.run(fn, [late], *args)
+
+
+def test_a_dead_reader_of_what_is_replaced_goes_with_it(engine):
+    def fn(x):
+        parts, _ = widened(x)
+        return parts
+
+    done = of_late_cast(engine, fn, jnp.ones(4, jnp.bfloat16))
+    assert done.report.counts() == {"late_cast": 1}
+
+
+def test_a_reader_whose_result_no_caller_reads_keeps_a_site(engine):
+    """The loop stacks a result for nobody; the body computes it all the same."""
+
+    def fn(xs):
+        step = lambda carry, x: (carry, widened(x))
+        return lax.scan(step, jnp.zeros(()), xs)[1][0]
+
+    done = of_late_cast(engine, fn, jnp.ones((2, 4), jnp.bfloat16))
+    (site,) = done.report.declined
+    assert [r.code for r in site.reasons] == ["unused-reader"]
+    assert not done.report.applied

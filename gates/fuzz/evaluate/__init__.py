@@ -1,0 +1,1 @@
+"""Evaluate jaxprs operation by operation in numpy, as StableHLO states what each computes."""
