@@ -49,6 +49,10 @@ _ANYWHERE = (
     (re.compile(r"\b\d+\.\d+ ?s\b"), "<seconds>"),
     (re.compile(r"\bjax-\d+(\.\d+)+"), "jax-<version>"),
 )
+_YOUNG = re.compile(
+    r"^[^\n]*: not kept in\s+the\s+cache:.*?\bjust\s+before\n", re.MULTILINE | re.DOTALL
+)
+"""The cache's note on files that are seconds old, as a page's are."""
 _OLDER_JAX = (
     (re.compile(r"\b\d[\d,]*(?= (equations?|bodies|operations?|details|rounds?)\b)"), "n"),
 )
@@ -169,6 +173,7 @@ def agree(shown: str, found: str, newest: bool) -> bool:
 
 
 def _plain(text: str, newest: bool) -> str:
+    text = _YOUNG.sub("", text)
     lines = (line.rstrip() for line in text.strip("\n").splitlines())
     text = "".join(f"{line}\n" for line in lines)
     for pattern, name in _ANYWHERE + (() if newest else _OLDER_JAX):
