@@ -116,7 +116,11 @@ class TestLiterate:
             ("not (dae86f7f → e46e8e31)\n", "not (00000000 → 11111111)\n", True),
             ("1 passed in 1.84s\n", "1 passed in 12.01s\n", True),
             ("1 passed in 1.84s\n", "2 passed in 1.84s\n", False),
-            ("a\nb\n", "a\nx: not kept in the\ncache: /y.py was written, or just before\nb\n", True),
+            (
+                "a\nb\n",
+                "a\nx: not kept in the\ncache: /y.py was written, or just before\nb\n",
+                True,
+            ),
             ("a\n", "a\nb\n", False),
             ("", "b\n", False),
         ],
