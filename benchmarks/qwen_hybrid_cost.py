@@ -2,6 +2,7 @@
 
     python benchmarks/qwen_hybrid_cost.py
     python benchmarks/qwen_hybrid_cost.py --limit 120 --json
+    python benchmarks/qwen_hybrid_cost.py --passes top_k_by_argmax,argsort_packed_key
 
 Each site that a pass rewrites at the real size is cut out and compiled alone for one TPU7x core, as
 it is and as the pass leaves it, by libtpu on this host (install relower[tpu]); a site in a loop
@@ -20,17 +21,19 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from relower.gates.child import Job, run
+from relower.gates.child import Job, passes_from, run
 from relower.lowering.cost.measurement import SiteSum, sum_of_sites
 
 CASE = Path(__file__).resolve().parents[1] / "examples" / "qwen_hybrid" / "cases.py"
 WANTED = 1.25
 
 
-def measured(case: str, limit: float) -> dict[str, Any]:
-    """The report of all passes that the rounding contract admits, each site measured."""
+def measured(case: str, passes: str, limit: float) -> dict[str, Any]:
+    """The report of some passes, or of all that the rounding contract admits; sites measured."""
     how = {"decide": False, "limit": limit, "memory_limit": 16 * 2**30, "cache": True}
-    job = Job("explain", spec=case, passes="default", contract="rounding", frozen="router",
+    chosen = passes_from(passes)
+    frozen = "router" if chosen == "default" or "frozen_gradient" in (chosen or ()) else None
+    job = Job("explain", spec=case, passes=chosen, contract="rounding", frozen=frozen,
               options={"measure": how})  # fmt: skip
     report: dict[str, Any] = run(job, timeout=24 * 3600.0)
     return report
@@ -61,10 +64,11 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", default=f"{CASE}:real", help="default: the hybrid decoder")
+    parser.add_argument("--passes", default="default", help="names; default: all of the contract")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one compilation")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    report = measured(options.case, options.limit)
+    report = measured(options.case, options.passes, options.limit)
     whole, parts = sum_of_sites(report), by_pass(report)
     if options.json:
         every = {"all": whole, **parts}

@@ -18,6 +18,7 @@ from ..gates.render import indented
 from .options import Subparsers, add_command, add_jobs, seconds
 from .show import UNDECIDED, console, folder_exists, print_json, progress
 
+INTERRUPTED = 130
 DEFAULT_COUNT = 200
 MOST_CODES = 4
 """Reasons shown for each pass; ``--json`` has all."""
@@ -79,6 +80,8 @@ def _run(options: argparse.Namespace) -> int:
         report(console(), found, scripts)
     if found.violations:
         return 1
+    if found.interrupted:
+        return INTERRUPTED
     return UNDECIDED if found.vacuous() else 0
 
 

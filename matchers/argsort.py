@@ -6,6 +6,7 @@ from another scope, a reversed one (a descending argsort) and one with an offset
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from .pattern import Mismatch
 _PARAMS = frozenset({"dimension", "is_stable", "num_keys"})
 
 
+@functools.cache
 def sort_primitive() -> Any:
     """The primitive of `jax.lax.sort`."""
     return primitive("lax.lax.sort_p")

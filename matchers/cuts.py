@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..compat import jaxprs
@@ -106,18 +106,25 @@ def _unsplit(value: Value, axis: int) -> None:
 
 def cut_from_one(scope: Scope, atoms: Sequence[Atom]) -> bool:
     """Whether every one of several values is computed from a cut of one array, in the main."""
-    common: set[Value] | None = None
-    for atom in atoms:
-        found = _cuts_behind(scope, atom)
-        common = found if common is None else common & found
-        if not common:
-            return False
-    return bool(common)
+    found: list[set[Value]] = [set() for _ in atoms]
+    walks = [_cuts_behind(scope, atom) for atom in atoms]
+    waiting = list(zip(walks, found, strict=True))
+    while waiting:  # side by side, as the cuts of parts are mostly near
+        for walk, values in tuple(waiting):
+            taken = next(walk, None)
+            if taken is None:
+                if not values:
+                    return False
+                waiting.remove((walk, values))
+                continue
+            values.add(taken)
+            if all(taken in others for others in found):
+                return True
+    return False
 
 
-def _cuts_behind(scope: Scope, atom: Atom) -> set[Value]:
+def _cuts_behind(scope: Scope, atom: Atom) -> Iterator[Value]:
     """The arrays that a value is cut from, each operation's first array looked behind."""
-    found: set[Value] = set()
     for _ in range(64):
         if jaxprs.is_literal(atom):
             break
@@ -126,11 +133,10 @@ def _cuts_behind(scope: Scope, atom: Atom) -> set[Value]:
             step = scope.memo["cut behind", atom] = _step_behind(scope, atom)
         taken, behind = step
         if taken is not None:
-            found.add(taken)
+            yield taken
         if behind is None:
             break
         scope, atom = behind
-    return found
 
 
 _Step = tuple[Value | None, tuple[Scope, Atom] | None]

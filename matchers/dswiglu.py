@@ -26,8 +26,6 @@ from .swiglu import half_of, is_needed, narrower
 _TYPES = (np.dtype("float32"), dtypes.bfloat16)
 _FAR = 32
 """Equations after a GEMM among which its backward is looked for."""
-_Found = tuple[set[int], tuple[Var, Var], tuple[Leaf, Leaf], Polynomials]
-"""Equations between, the gradients, gate and up, and what is known of these."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,21 @@ class DSwiGlu:
     """Types that a value between is rounded to."""
     others: tuple[int, ...]
     """Equations that read what lies between, `OUTPUT` for the body's outputs."""
+    weighted: bool
+    """Whether the cotangent is multiplied by something else, too."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The gradients of gate and up among what is computed of a value."""
+
+    between: set[int]
+    """Equations by element that the value goes through."""
+    ends: tuple[Var, Var]
+    leaves: tuple[Leaf, Leaf]
+    """Gate and up."""
+    weighted: bool
+    algebra: Polynomials
 
 
 def find_dswiglu(scope: Scope, index: int) -> DSwiGlu | str | None:
@@ -69,7 +82,7 @@ def find_dswiglu(scope: Scope, index: int) -> DSwiGlu | str | None:
     dh = scope.eqns[index].outvars[0]
     found = _recognised(scope, dh)
     if found is not None:
-        return _site(scope, index, *found)
+        return _site(scope, index, found)
     for reader in scope.readers(dh):
         inside = None if reader == OUTPUT else scope.inside(reader)
         if inside is None:
@@ -89,13 +102,20 @@ def _recognised(scope: Scope, dh: Var) -> _Found | None:
         return None
     algebra = Polynomials(scope, dh)
     found = [(algebra.of(v), v) for v in ends]
+    likely: list[_Found] = []
     for of_up, d_up in found:
-        gate = algebra.gate_of(of_up)
-        for of_gate, d_gate in found if gate is not None else ():
-            up = algebra.up_of(of_gate, gate)
-            if up is not None and d_up is not d_gate and gate is not None:
-                return between, (d_gate, d_up), (gate, up), algebra
-    return None
+        known = algebra.gate_of(of_up)
+        if known is None:
+            continue
+        gate, more = known
+        for of_gate, d_gate in found:
+            up = algebra.up_of(of_gate, gate, more)
+            if up is not None and d_up is not d_gate:
+                likely.append(_Found(between, (d_gate, d_up), (gate, up), bool(more), algebra))
+    # Products of a weighted cotangent with what the forward left look alike: the gradients lie
+    # side by side.
+    likely.sort(key=lambda f: (f.weighted, _together(scope, f.ends) is None))
+    return likely[0] if likely else None
 
 
 def _after(scope: Scope, dh: Var) -> tuple[set[int], list[Var]]:
@@ -124,14 +144,8 @@ def _by_element(eqn: Eqn, shape: tuple[int, ...]) -> bool:
     )
 
 
-def _site(
-    scope: Scope,
-    index: int,
-    between: set[int],
-    ends: tuple[Var, Var],
-    leaves: tuple[Leaf, Leaf],
-    algebra: Polynomials,
-) -> DSwiGlu | None:
+def _site(scope: Scope, index: int, found: _Found) -> DSwiGlu | None:
+    ends = found.ends
     together = _together(scope, ends)
     if together is None:
         made = (scope.definition(v) for v in ends)
@@ -140,10 +154,10 @@ def _site(
     else:
         result, gate_first, joining = together
         results = (result,)
-    saved = _saved(scope, algebra, leaves, None if together is None else gate_first)
+    saved = _saved(scope, found.algebra, found.leaves, None if together is None else gate_first)
     if not _made_before(scope, saved.arrays, index):
         return None
-    path = {index, *between, *joining, *results}
+    path = {index, *found.between, *joining, *results}
     parts = ends if together is None else (scope.eqns[results[0]].outvars[0],)
     inner = [v for i in path for v in scope.eqns[i].outvars
              if v not in parts and not jaxprs.is_dropped(v)]  # fmt: skip
@@ -151,8 +165,9 @@ def _site(
     others = {r for v in inner for r in scope.readers(v) if r not in path and (
         r == OUTPUT or any(is_needed(scope, o, gone) for o in scope.eqns[r].outvars)
     )}  # fmt: skip
-    return DSwiGlu(index, saved, results, parts, gate_first, tuple(algebra.narrowed),
-                   tuple(sorted(others)))  # fmt: skip
+    narrowed = tuple(found.algebra.narrowed)
+    return DSwiGlu(index, saved, results, parts, gate_first, narrowed, tuple(sorted(others)),
+                   found.weighted)  # fmt: skip
 
 
 def _made_before(scope: Scope, atoms: Sequence[Atom], index: int) -> bool:

@@ -208,7 +208,7 @@ class _BodyAnalysis:
         self.analysis = analysis
         self.result = result
         self.jaxpr = jaxprs.opened(result.body)
-        self._producers: dict[Any, tuple[int, Any]] | None = None
+        self._producers: dict[Any, int] | None = None
         self._templates: dict[int, BodyFacts] = {}
         self.crossing = Crossing(analysis, result, self._definition)
         self.guards = result.guards = self.crossing.guards
@@ -306,8 +306,9 @@ class _BodyAnalysis:
 
     def _definition(self, var: jaxprs.Var) -> tuple[int, Any] | None:
         if self._producers is None:
-            self._producers = {v: (i, e) for i, e in enumerate(self.jaxpr.eqns) for v in e.outvars}
-        return self._producers.get(var)
+            self._producers = {v: i for i, e in enumerate(self.jaxpr.eqns) for v in e.outvars}
+        index = self._producers.get(var)
+        return None if index is None else (index, self.jaxpr.eqns[index])
 
     def _descend(self, index: int, eqn: jaxprs.Eqn) -> None:
         bodies = carried(eqn)

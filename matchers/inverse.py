@@ -61,41 +61,51 @@ def bytes_if_brought(scope: Scope, atom: Atom) -> int:
 def inverse_of(scope: Scope, permutation: Origin, n: int, before: int) -> Var | None:
     """As `find_inverse`, of a permutation of ``n`` given by its origin."""
     key = argsorted_key(permutation)
-    by_origin, by_key = _indices_by_origin(scope, n)
-    found = [by_key.get(permutation)]
+    found = [_argsorts(scope, n).get(permutation)]
     if key is not None and _is_permutation(key.value):
-        found.append(by_origin.get(key))
+        found.append(_indices_by_origin(scope, n).get(key))
     first = min((f for f in found if f is not None), default=None, key=lambda f: f[0])
     return first[1] if first is not None and first[0] < before else None
 
 
-def _indices_by_origin(scope: Scope, n: int) -> tuple[_First, _First]:
-    """The first variable of each origin, and the first that is the argsort of each."""
-    memo = "indices by origin", n
-    if memo not in scope.memo:
-        by_origin: _First = {}
-        by_key: _First = {}
+def _argsorts(scope: Scope, n: int) -> _First:
+    """The first variable that is the argsort of each origin.
+
+    That is a sort's result, or comes from another body. What this body makes of one is later.
+    """
+    memo = "argsorts", n
+    found: _First | None = scope.memo.get(memo)
+    if found is None:
+        found = scope.memo[memo] = {}
         for at, var in _index_variables(scope, n):
-            made = origin(scope, var)
-            by_origin.setdefault(made, (at, var))
-            key = argsorted_key(made)
-            if key is not None:
-                by_key.setdefault(key, (at, var))
-        scope.memo[memo] = by_origin, by_key
-    found: tuple[_First, _First] = scope.memo[memo]
+            if at < 0 or at in scope.children or scope.eqns[at].primitive is sort_primitive():
+                key = argsorted_key(origin(scope, var))
+                if key is not None:
+                    found.setdefault(key, (at, var))
+    return found
+
+
+def _indices_by_origin(scope: Scope, n: int) -> _First:
+    """The first variable of each origin."""
+    memo = "indices by origin", n
+    found: _First | None = scope.memo.get(memo)
+    if found is None:
+        found = scope.memo[memo] = {}
+        for at, var in _index_variables(scope, n):
+            found.setdefault(origin(scope, var), (at, var))
     return found
 
 
 def argsorted_key(made: Origin) -> Origin | None:
     """What a value is the argsort of: the key of the sort that carried the positions to it."""
-    value = made.value
-    producer = None if jaxprs.is_literal(value.atom) else value.scope.producer(value.atom)
-    if producer is None or producer.eqn.primitive is not sort_primitive():
+    inner, atom = made.value.scope, made.value.atom
+    found = None if jaxprs.is_literal(atom) else inner.definition(atom)
+    if found is None or inner.eqns[found[0]].primitive is not sort_primitive():
         return None
-    eqn, inner = producer.eqn, producer.scope
-    positions = eqn.invars[producer.result]
+    eqn, result = inner.eqns[found[0]], found[1]
+    positions = eqn.invars[result]
     shape = positions.aval.shape
-    if producer.result == 0 or len(shape) != 1 or not inner.fact(positions).is_iota(0, shape):
+    if result == 0 or len(shape) != 1 or not inner.fact(positions).is_iota(0, shape):
         return None
     key = origin(inner, eqn.invars[0])
     return Origin(key.value, made.crossed + key.crossed)

@@ -78,6 +78,8 @@ def _masked(scope: Scope, index: int) -> tuple[int, Atom, Window, Atom] | None:
     mask, *cases = chosen.eqn.invars
     if len(cases) != 2 or mask.aval.shape != cases[0].aval.shape:
         return None
+    if not any(_inverted(scope, a) for a in eqn.invars):
+        return None
     case, other = cases[1], cases[0]  # what a mask that doesn't hold chooses stands first
     value = behind(chosen.scope.resolve(case))
     if behind(chosen.scope.resolve(other)) == value:
@@ -112,4 +114,4 @@ def _is(scope: Scope, atom: Atom, made: Origin) -> bool:
 
 def _is_index(var: Any) -> bool:
     aval = var.aval
-    return len(getattr(aval, "shape", ())) == 1 and limits(aval.dtype) is not None
+    return len(getattr(aval, "shape", ())) == 1 and limits(aval.dtype) not in (None, (0, 1))

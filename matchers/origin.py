@@ -15,7 +15,7 @@ from ..compat.assume_range import assume_range_p
 from ..compat.bodies import Flow, Role
 from ..compat.jaxprs import Atom
 from .graph import Caller, Scope, Value
-from .wrapped_index import plain_value, same_value
+from .wrapped_index import looked_behind, plain_value, same_value
 
 Crossed = tuple[tuple[int, int], ...]
 
@@ -39,7 +39,13 @@ def origin(scope: Scope, atom: Atom) -> Origin:
     key = "origin", atom
     found: Origin | None = scope.memo.get(key)
     if found is None:
-        found = scope.memo[key] = _origin(scope, atom)
+        made = scope.definition(atom)
+        # Nearly all: what is neither a call's nor written around an index has no other origin.
+        alone = made is not None and made[0] not in scope.children and (
+            scope.eqns[made[0]].primitive not in looked_behind()
+        )  # fmt: skip
+        found = Origin(Value(scope, atom)) if alone else _origin(scope, atom)
+        scope.memo[key] = found
     return found
 
 

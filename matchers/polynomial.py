@@ -54,22 +54,29 @@ class Polynomials:
         """The atom of the body that a variable is, if there is one."""
         return self._atoms.get(leaf)
 
-    def gate_of(self, found: Polynomial | None) -> Leaf | None:
-        """``gate``, where a polynomial is ``cotangent * gate * logistic(gate)``."""
+    def gate_of(self, found: Polynomial | None) -> tuple[Leaf, tuple[Leaf, ...]] | None:
+        """``gate``, where a polynomial is ``cotangent * gate * logistic(gate)``.
+
+        And one further factor, where there is one.
+        """
         if found is None or len(found) != 1:
             return None
-        for leaf in self._leaves:
-            if found == self._terms((1.0, _COTANGENT, leaf, _logistic(leaf))):
-                return leaf
+        for gate in self._leaves:
+            dh = (_COTANGENT, gate, _logistic(gate))
+            for more in ((), *((leaf,) for leaf in self._leaves)):
+                if found == self._terms((1.0, *dh, *more)):
+                    return gate, more
         return None
 
-    def up_of(self, found: Polynomial | None, gate: Leaf) -> Leaf | None:
-        """``up``, where a polynomial is ``cotangent * up * silu'(gate)``."""
+    def up_of(
+        self, found: Polynomial | None, gate: Leaf, more: tuple[Leaf, ...] = ()
+    ) -> Leaf | None:
+        """``up``, where a polynomial is ``cotangent * up * silu'(gate)``, times ``more``."""
         if found is None or len(found) != 3:
             return None
         s = _logistic(gate)
         for up in self._leaves:
-            dh = (_COTANGENT, up)
+            dh = (_COTANGENT, up, *more)
             if found == self._terms((1.0, *dh, s), (1.0, *dh, gate, s), (-1.0, *dh, gate, s, s)):
                 return up
         return None

@@ -76,8 +76,9 @@ def contradicts(eqn: Any, facts: Sequence[Fact]) -> bool:
 
 def is_static(eqn: Any) -> bool:
     """Whether every shape is made of plain integers, not of an export's symbolic dimensions."""
-    return all(
-        type(n) is int
-        for var in (*eqn.invars, *eqn.outvars)
-        for n in getattr(var.aval, "shape", ())
-    )
+    for variables in (eqn.invars, eqn.outvars):  # of each equation: generators would cost more
+        for var in variables:
+            for n in getattr(var.aval, "shape", ()):
+                if type(n) is not int:
+                    return False
+    return True

@@ -64,7 +64,7 @@ def _behind(value: Value) -> Value | None:
         return None
     eqn = scope.eqns[found[0]]
     p = eqn.primitive
-    if p not in _looked_behind():
+    if p not in looked_behind():
         return None
     if p is primitive("lax.lax.select_n_p"):
         captures: Captures = {}
@@ -86,7 +86,8 @@ def _behind(value: Value) -> Value | None:
 
 
 @functools.cache
-def _looked_behind() -> frozenset[Any]:
+def looked_behind() -> frozenset[Any]:
+    """The primitives, calls aside, whose results may be an index made by another equation."""
     names = ("select_n_p", "convert_element_type_p", "broadcast_in_dim_p", "reshape_p")
     return same_value() | {primitive("lax.lax." + name) for name in names}
 

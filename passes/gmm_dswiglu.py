@@ -98,6 +98,13 @@ def _casts(match: Match) -> Reason | None:
                   ", ".join(map(str, found)), "rounding of the gradients only")  # fmt: skip
 
 
+def _weighted(match: Match) -> Reason | None:
+    if not _site(match)[0].weighted:
+        return None
+    return Reason("weighted", "the kernel doesn't weight rows",
+                  "a further factor of both gradients", "the GEMM's result as it is")  # fmt: skip
+
+
 def _readers(match: Match) -> Reason | None:
     return grouped_checks.other_readers(
         match, _site(match)[0].others, "what would no longer be written is read elsewhere, too",
@@ -115,6 +122,8 @@ _CHECKS = (
     ("dtype", "All types are bfloat16 or float32.", _dtypes),
     ("precision", "The GEMM is of default precision, or HIGHEST.", _precision),
     ("narrowing-cast", "No value between is rounded to a narrower type.", _casts),
+    ("weighted", "The cotangent is multiplied by nothing but what SwiGLU's derivative has.",
+     _weighted),
     ("other-reader", "Nothing else reads the cotangent, or what is made of it on the way.",
      _readers),
     ("width", f"Widths are multiples of {LANES}.", _width),
@@ -131,11 +140,14 @@ def _replace(match: Match) -> Replacement:
     return replacement_of(match, *_site(match))
 
 
+_TRANSPOSED = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
+
+
 def before(g: jax.Array, wo: jax.Array, both: jax.Array, sizes: jax.Array) -> jax.Array:
     """The cotangents of gate and up, ``[m, 2 · n]``, from those of ``h · wo``, ``[m, d]``."""
     gate, up = jnp.split(both, 2, axis=-1)
-    h, back = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, gate, up)
-    (dh,) = jax.vjp(lambda h: lax.ragged_dot(h, wo, sizes), h)[1](g)
+    _, back = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, gate, up)
+    dh = lax.ragged_dot_general(g, wo, sizes, _TRANSPOSED)
     return jnp.concatenate(back(dh), axis=-1)
 
 
@@ -149,7 +161,8 @@ PASS = Pass(
     contract=Contract.ROUNDING,
     summary="the backward of silu(gate) * up and the grouped GEMM before it → one kernel",
     measure="gradients of a gate that are computed of a grouped GEMM's result",
-    suggest="give the layer a `jax.custom_vjp` whose backward calls `relower.kernels.grouped_dswiglu`",
+    suggest="give the layer a `jax.custom_vjp` whose backward calls "
+    "`relower.kernels.grouped_dswiglu`",
     roots=grouped_gemms,
     find=_find,
     requirements=(

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
+from . import choices as choices
+from . import plain as plain
 from . import routing as routing
+from . import sharded as sharded
 from . import weights as weights
 from .pool import GROUPS, PIECES
 from .surroundings import WRAPS
@@ -85,7 +89,7 @@ def draw(seed: int) -> Plan:
         nodes = (*_nodes(r, 1, 1), *nodes) if r.random() < 0.4 else nodes
         nodes = (*nodes, *_nodes(r, 1, 1)) if r.random() < 0.4 else nodes
     else:
-        nodes = _nodes(r, 0, r.choice((1, 2, 2, 3)))
+        nodes = _nodes(r, 0, r.choice((1, 1, 2, 2, 3)))
     return Plan(
         t=t,
         d=r.choice((4, 4, 6, 8)),
@@ -117,7 +121,7 @@ def _node(r: Random, depth: int, mesh: bool) -> Node:
     if depth < 3 and r.random() < (0.5, 0.4, 0.25)[depth]:
         kinds = {k: w for k, w in _WRAPS.items() if not (mesh and k == "vmap")}
         kind = r.choices(list(kinds), list(kinds.values()))[0]
-        return Node(kind, seed, _nodes(r, depth + 1, r.choice((1, 1, 2, 3)), mesh))
+        return Node(kind, seed, _nodes(r, depth + 1, r.choice((1, 1, 1, 2, 2, 3)), mesh))
     groups = {**_GROUPS, "mesh": 8.0 if mesh else 0.0}
     group = r.choices(list(groups), list(groups.values()))[0]
     kinds = {k: _OFTENER.get(k, 1) for k in GROUPS[group]}
@@ -129,10 +133,13 @@ def smaller(plan: Plan) -> Iterator[Plan]:
     for nodes in _fewer(plan.nodes):
         if nodes:
             yield replace(plan, nodes=nodes)
-    for change in ({"transform": "none"}, {"mesh": None}, {"dtype": "float32"}, {"d": 4}, {"t": 4},
-                   {"eager": False}, {"some": None}):  # fmt: skip
+    changes: tuple[dict[str, Any], ...] = (
+        {"transform": "none"}, {"mesh": None}, {"dtype": "float32"}, {"d": 4}, {"t": 4},
+        {"eager": False}, {"some": None},
+    )  # fmt: skip
+    for change in changes:
         if any(getattr(plan, k) != v for k, v in change.items()):
-            yield replace(plan, **change)  # type: ignore[arg-type]
+            yield replace(plan, **change)
 
 
 def _fewer(nodes: Sequence[Node]) -> Iterator[tuple[Node, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -28,7 +29,7 @@ def _run(nodes: Sequence[Node], p: Pool) -> Made:
         if node.kind in PIECES:
             made += PIECES[node.kind](r, here)
         else:
-            made += WRAPS[node.kind](r, here, lambda q, node=node: _run(node.body, q))
+            made += WRAPS[node.kind](r, here, functools.partial(_run, node.body))
     return made
 
 
@@ -59,7 +60,8 @@ def loss(fn: Callable[..., list[Array]]) -> Callable[..., Any]:
         start = (a[0, 0] * 0 + b[0, 0] * 0).astype(jnp.float32)
         return sum(terms, start), whole
 
-    return jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
+    made: Callable[..., Any] = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
+    return made
 
 
 def transformed(plan: Plan, fn: Callable[..., Any], outside: bool) -> Callable[..., Any]:
@@ -67,12 +69,15 @@ def transformed(plan: Plan, fn: Callable[..., Any], outside: bool) -> Callable[.
     name = plan.transform
     if name == "none" or name.endswith("outside") != outside:
         return fn
+    made: Callable[..., Any]
     match name.split()[0]:
         case "grad":
-            return loss(fn)
+            made = loss(fn)
         case "vmap":
-            return jax.vmap(fn, in_axes=(0, 0, None, 0))
-    return jax.jit(fn)
+            made = jax.vmap(fn, in_axes=(0, 0, None, 0))
+        case _:
+            made = jax.jit(fn)
+    return made
 
 
 def mesh_of(plan: Plan) -> contextlib.AbstractContextManager[Any]:
@@ -82,7 +87,10 @@ def mesh_of(plan: Plan) -> contextlib.AbstractContextManager[Any]:
     kind, n = plan.mesh
     types = (getattr(AxisType, kind),) * 2
     sizes = (n, 2 if n <= 4 else 1)
-    return jax.set_mesh(jax.make_mesh(sizes, ("d", "m"), axis_types=types))
+    mesh: contextlib.AbstractContextManager[Any] = jax.set_mesh(
+        jax.make_mesh(sizes, ("d", "m"), axis_types=types)
+    )
+    return mesh
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -17,7 +19,7 @@ from typing import Any
 
 from ...lowering.errors import InputError
 
-CHUNK = 200
+CHUNK = 1000
 """Seeds that one process checks."""
 ENOUGH = 1000
 """Programs from which on a pass that never applied, or was never declined, is a fault."""
@@ -47,6 +49,8 @@ class Found:
     lowered: int = 0
     cpu: float = 0.0
     seconds: float = 0.0
+    interrupted: bool = False
+    """Whether somebody ended the run early; what was found until then still counts."""
 
     @property
     def checked(self) -> int:
@@ -120,21 +124,17 @@ def fuzz(asked: Asked, progress: Callable[[str], None] | None = None) -> Found:
     except ValueError as error:
         raise InputError(str(error)) from error
     found = Found(names or tuple(p.name for p in registry.all_passes()))
-    started, lock = time.monotonic(), threading.Lock()
-    until = time.time() + asked.seconds if asked.seconds is not None else time.time() + 1e9
-    chunks = _chunks(asked)
-
-    def work() -> None:
-        while time.time() < until:
-            with lock:
-                chunk = next(chunks, None)
-            if chunk is None:
-                return
-            _chunk(*chunk, asked, until, found, lock, progress or (lambda text: None))
-
+    started = time.monotonic()
+    run = _Run(asked, found, progress or (lambda text: None))
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for future in [pool.submit(work) for _ in range(asked.jobs)]:
-            future.result()
+        futures = [pool.submit(run.work) for _ in range(asked.jobs)]
+        try:
+            for future in futures:
+                future.result()
+        except (KeyboardInterrupt, SystemExit):
+            found.interrupted = True
+        finally:
+            run.end()
     found.seconds = time.monotonic() - started
     return found
 
@@ -148,55 +148,94 @@ def _chunks(asked: Asked) -> Iterator[tuple[int, int]]:
         first += count
 
 
-def _chunk(
-    first: int, count: int, asked: Asked, until: float, found: Found, lock: threading.Lock,
-    progress: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Check consecutive seeds, in a new process wherever one ends before they are done."""
-    end = first + count
-    while first < end and time.time() < until:
-        request = {"first": first, "count": end - first, "until": until,
-                   "passes": list(asked.passes), "lower_every": asked.lower_every}  # fmt: skip
-        for one in _answers(request):
-            with lock:
-                found.add(one)
-                progress(f"seed {one['seed']}")
-            first = one["seed"] + 1
+class _Run:
+    """The processes of one run."""
 
+    def __init__(self, asked: Asked, found: Found, progress: Callable[[str], None]) -> None:
+        self._asked, self._found, self._progress = asked, found, progress
+        self._until = time.time() + (1e9 if asked.seconds is None else asked.seconds)
+        self._chunks = _chunks(asked)
+        self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[str]] = set()
+        self._ended = False
 
-def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a process says of each seed; of one during which it died, that it did."""
-    command = [sys.executable, "-m", "relower.gates.fuzz.worker", json.dumps(request)]
-    running: int | None = None
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as child:
-        try:
-            errors: list[str] = []
-            assert child.stdout is not None
-            assert child.stderr is not None
-            stderr = child.stderr
-            reader = threading.Thread(target=lambda: errors.append(stderr.read()[-2000:]))
-            reader.start()
-            for line in child.stdout:
-                said = json.loads(line)
-                running = said.get("begin")
-                if running is None:
-                    yield said
-            reader.join()
-        finally:
-            if child.poll() is None:
+    def end(self) -> None:
+        """Start no more, and end what runs."""
+        with self._lock:
+            self._ended = True
+            for child in self._children:
                 child.kill()
-        child.wait()
-    if child.returncode and running is None:
-        raise RuntimeError(f"a process of the fuzzer ended with {child.returncode}: {errors[0]}")
-    if running is not None:
-        last = (errors[0].strip().splitlines() or ["nothing said"])[-1]
-        detail = f"the process ended with {child.returncode}: {last}"
-        yield {"seed": running, "state": "violated", "detail": "", "violation": {
-            "property": "stays up", "detail": detail, "first_detail": detail, "plan": None,
-            "text": f"seed {running}", "passes": [], "tries": 0, "jaxpr": "",
-        }}  # fmt: skip
+
+    def work(self) -> None:
+        """Check chunk after chunk, each in a process of its own."""
+        while self._goes_on():
+            with self._lock:
+                chunk = next(self._chunks, None)
+            if chunk is None:
+                return
+            self._chunk(*chunk)
+
+    def _goes_on(self) -> bool:
+        return not self._ended and time.time() < self._until
+
+    def _chunk(self, first: int, count: int) -> None:
+        """Check consecutive seeds, in a new process wherever one ends before they are done."""
+        end = first + count
+        while first < end and self._goes_on():
+            request = {"first": first, "count": end - first, "until": self._until,
+                       "passes": list(self._asked.passes),
+                       "lower_every": self._asked.lower_every}  # fmt: skip
+            for one in self._answers(request):
+                with self._lock:
+                    self._found.add(one)
+                    self._progress(f"seed {one['seed']}")
+                first = one["seed"] + 1
+
+    def _answers(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """What a process says of each seed; of one during which it died, that it did."""
+        command = [sys.executable, "-m", "relower.gates.fuzz.worker", json.dumps(request)]
+        running: int | None = None
+        with tempfile.TemporaryFile("w+") as errors:
+            with self._child(command, errors) as child:
+                assert child.stdout is not None
+                for line in child.stdout:
+                    said = json.loads(line)
+                    running = said.get("begin")
+                    if running is None:
+                        yield said
+            if self._ended:
+                return
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or ["nothing said"])[-1]
+        if running is not None:
+            yield _died(running, f"the process ended with {child.returncode}: {last}")
+        elif child.returncode:
+            raise RuntimeError(f"a process of the fuzzer ended with {child.returncode}: {last}")
+
+    @contextlib.contextmanager
+    def _child(self, command: list[str], errors: Any) -> Iterator[subprocess.Popen[str]]:
+        with self._lock:
+            if self._ended:
+                command = [sys.executable, "-c", ""]
+            child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment()
+            )
+            self._children.add(child)
+        try:
+            yield child
+            child.wait()
+        finally:
+            child.kill()
+            child.wait()
+            with self._lock:
+                self._children.discard(child)
+
+
+def _died(seed: int, detail: str) -> dict[str, Any]:
+    return {"seed": seed, "state": "violated", "detail": "", "violation": {
+        "property": "stays up", "detail": detail, "first_detail": detail, "plan": None,
+        "text": f"seed {seed}", "passes": [], "tries": 0, "jaxpr": "",
+    }}  # fmt: skip
 
 
 def environment() -> dict[str, str]:

@@ -92,9 +92,16 @@ def _without_repeats(eqns: Iterable[Eqn]) -> list[Eqn]:
     params; and jax's rule for a call reads the whole body each time.
     """
     seen: set[tuple[Any, ...]] = set()
+    same: set[tuple[Any, ...]] = set()
     kept: list[Eqn] = []
     for eqn in eqns:
         if not eqn.effects:
+            # Types are mostly the same objects: that is found out for less than that they are equal
+            objects = tuple([id(a.aval) for a in (*eqn.invars, *eqn.outvars)])
+            key = (eqn.primitive, id(eqn.params), len(eqn.invars), objects, id(eqn.ctx))
+            if key in same:
+                continue
+            same.add(key)
             params: Any = id(eqn.params)
             if compat_bodies.carried(eqn).entered:
                 params = tuple((name, id(value)) for name, value in eqn.params.items())

@@ -113,7 +113,8 @@ class Interpreter:
 
     def _rewrite(self, scope: Scope) -> Rewritten:
         jaxpr = jaxprs.opened(scope.body)
-        emitted: list[tuple[int, list[Eqn]]] = []
+        emitted: list[Eqn] = []
+        places: list[int] = []
         renamed: dict[Var, Atom] = {}
         retyper = Retyper(renames=self.renames)
         self.renames.append(renamed)
@@ -126,13 +127,17 @@ class Interpreter:
                     new = self._substitute(sites[index], renamed, retyper)
                 elif index in scope.children:
                     new = self._carry_over(scope, index, eqn, renamed, retyper)
-                elif renamed or retyper.active:
+                elif retyper.active:
                     new = retyper.equation(jaxprs.substitute(eqn, renamed), renamed)
                 else:
-                    emitted.append((index, [eqn]))
+                    same = jaxprs.substitute(eqn, renamed) if renamed else eqn
+                    changed = changed or same is not eqn
+                    emitted.append(same)
+                    places.append(index)
                     continue
                 changed = changed or len(new) != 1 or new[0] is not eqn
-                emitted.append((index, new))
+                emitted += new
+                places += [index] * len(new)
         except SiteDeclined as declined:
             declined.blamed = declined.blamed or tuple(retyper.blamed)
             raise
@@ -143,7 +148,7 @@ class Interpreter:
         if scope.in_kept:
             was_live = set()
         gone = _without_a_successor(jaxpr.eqns, sites, emitted, renamed)
-        eqns, after = _prune(was_live, emitted, outvars, gone)
+        eqns, after = _prune(was_live, places, emitted, outvars, gone)
         _check_unused_readers(gone, after)
         body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
         check_rewritten(body, scope.body, retyped=retyper.active)
@@ -330,7 +335,7 @@ def _acts(eqn: Eqn) -> bool:
 def _without_a_successor(
     eqns: Sequence[Eqn],
     sites: Mapping[int, Accepted],
-    emitted: Sequence[tuple[int, Sequence[Eqn]]],
+    emitted: Sequence[Eqn],
     renamed: Mapping[Var, Atom],
 ) -> dict[Var, Accepted]:
     """Results of replaced equations that no replacement gives, each with its site."""
@@ -342,10 +347,9 @@ def _without_a_successor(
         if v not in renamed
     }
     if found:
-        for _, made in emitted:
-            for eqn in made:
-                for v in eqn.outvars:
-                    found.pop(v, None)
+        for eqn in emitted:
+            for v in eqn.outvars:
+                found.pop(v, None)
     return found
 
 
@@ -367,13 +371,15 @@ def _check_unused_readers(gone: Mapping[Var, Accepted], read: set[Var]) -> None:
 
 def _prune(
     was_live: set[int],
-    emitted: Sequence[tuple[int, Sequence[Eqn]]],
+    places: Sequence[int],
+    emitted: Sequence[Eqn],
     outvars: Sequence[Atom],
     gone: Iterable[Var],
 ) -> tuple[list[Eqn], set[Var]]:
     """The emitted equations without those that the rewrite left with no reader; what they read.
 
-    Dead equations that read what is ``gone`` go as well.
+    ``places`` tells which equation of the original stood where each of them does. Dead equations
+    that read what is ``gone`` go as well.
 
     What was dead before stays where all that it reads is still there: it is not this rewrite's to
     remove, and no reason to keep what this rewrite has no more use for. What the user keeps stays.
@@ -381,19 +387,23 @@ def _prune(
     literal = jaxprs.LITERAL
     read = {a for a in outvars if type(a) is not literal}
     gone = set(gone)
-    kept: list[tuple[bool, Eqn]] = []
-    for index, made in reversed(emitted):
-        for eqn in reversed(made):
-            needed = not read.isdisjoint(eqn.outvars) or _acts(eqn) or is_kept(eqn)
-            if needed:
-                read.update([a for a in eqn.invars if type(a) is not literal])
-            elif index in was_live:
-                gone.update(eqn.outvars)
-                continue
-            kept.append((needed, eqn))
+    kept: list[Eqn] = []
+    unread: set[int] = set()
+    for index, eqn in zip(reversed(places), reversed(emitted), strict=True):
+        if not read.isdisjoint(eqn.outvars) or _acts(eqn) or is_kept(eqn):
+            read.update([a for a in eqn.invars if type(a) is not literal])
+        elif index in was_live:
+            gone.update(eqn.outvars)
+            continue
+        else:
+            unread.add(len(kept))
+        kept.append(eqn)
+    if not unread:
+        return kept[::-1], read
     eqns: list[Eqn] = []
-    for needed, eqn in reversed(kept):
-        if not needed:
+    for position in range(len(kept) - 1, -1, -1):
+        eqn = kept[position]
+        if position in unread:
             operands = [a for a in eqn.invars if type(a) is not literal]
             if gone and not gone.isdisjoint(operands):
                 gone.update(eqn.outvars)

@@ -119,6 +119,8 @@ class _Judge:
         zeroed = frozenset(o for o, (_, g) in found.items() if not g.found)
         while True:
             demand = self.demands.of(self.root, self.everything, zeroed)
+            if not zeroed:
+                break
             dead, _ = _told_apart(demand)
             # Of a body that several calls share, one that can do without is taken for this one.
             kept = {o for o in zeroed if not all(map(dead, found[o][1].places))}
@@ -264,6 +266,11 @@ class _Judge:
         return names[position] if position < len(names) else str(position)
 
 
+def _is_float(aval: Any) -> bool:
+    """Whether a value may be a gradient at all."""
+    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
 @functools.cache
 def _masks() -> frozenset[Any]:
     return frozenset({primitive("select_n_p"), primitive("mul_p")})
@@ -280,7 +287,7 @@ class _Cutter:
     def cut(self, scope: Scope, index: int, finite: bool) -> Cut | None:
         """What a mask's result is without the gradients that it masks; None for anything else."""
         eqn = scope.eqns[index]
-        if eqn.primitive not in _masks():
+        if eqn.primitive not in _masks() or not _is_float(eqn.outvars[0].aval):
             return None
         if eqn.primitive is primitive("select_n_p"):
             return self._selected(scope, index)

@@ -423,6 +423,9 @@ def case(code):
         "precision": (lambda *a: backward(*a, dot=lambda h, wo: lax.ragged_dot(
             h, wo, FULL, precision="high"))[0], g, wo, both),
         "narrowing-cast": (in_fewer_bits, g, wo, both),
+        "weighted": (
+            lambda g, wo, both: backward(g, wo, both, dot=lambda h, wo: lax.ragged_dot(
+                h * g[:, :1], wo, FULL))[0], g, wo, both),
         "other-reader": (backward, g, wo, both),
         "width": (lambda *a: backward(*a)[0], g, wo[:, :96], both[:, :192]),
         "no-rows": (lambda *a: backward(*a)[0], g[:0], wo, both[:0]),
@@ -431,7 +434,7 @@ def case(code):
 
 @pytest.mark.parametrize("code", [
     "another-body", "dimensions", "not-at-hand", "dtype", "precision", "narrowing-cast",
-    "other-reader", "width", "no-rows",
+    "weighted", "other-reader", "width", "no-rows",
 ])  # fmt: skip
 def test_declined_for(code):
     fn, *args = case(code)

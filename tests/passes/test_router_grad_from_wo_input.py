@@ -1,5 +1,6 @@
 """The gradient of routing weights from the product that the backward computes anyway."""
 
+import dataclasses
 import functools
 
 import jax
@@ -15,7 +16,7 @@ from relower.matchers import weighted_rows
 from relower.passes import router_grad_from_wo_input as module
 
 NAME = "router_grad_from_wo_input"
-EXPERTS, CHOICES, TOKENS, HIDDEN, WIDTH = 4, 2, 48, 48, 48
+EXPERTS, CHOICES, TOKENS = 4, 2, 48
 BUFFERS = {"full": None, "dropping": TOKENS}
 PRODUCTS = ("ragged_dot_general", "dot_general")
 
@@ -28,7 +29,7 @@ def experts(wo, x, weights, ids, buffer):
     token = order // CHOICES
     rows = lax.ragged_dot(jnp.tanh(x)[token], wo, sizes)
     rows = rows * weights.reshape(-1)[order][:, None]
-    return jnp.zeros(x.shape, rows.dtype).at[token].add(rows)
+    return jnp.zeros((x.shape[0], rows.shape[1]), rows.dtype).at[token].add(rows)
 
 
 def by_choice(wo, x, weights, ids, buffer):
@@ -54,16 +55,35 @@ def dense(wo, x, weights, ids, buffer):
     return (chosen * (weights * kept)[..., None]).sum(1)
 
 
-def inputs(seed, dtype):
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """The type of rows and matrices, of the loss' cotangents, and ``m`` and ``d``."""
+
+    dtype: object
+    target: object
+    width: int
+    hidden: int
+
+
+KINDS = {
+    "f32": Kind(np.float32, np.float32, 128, 64),
+    "f32, nearly as wide": Kind(np.float32, np.float32, 128, 96),
+    "bf16 rows, f32 weights": Kind(jnp.bfloat16, jnp.bfloat16, 48, 48),
+    "bf16, four times as wide": Kind(jnp.bfloat16, jnp.bfloat16, 32, 128),
+    "bf16, f32 cotangents": Kind(jnp.bfloat16, np.float32, 96, 192),
+}
+
+
+def inputs(seed, kind):
     r = np.random.RandomState(seed)
     normal = lambda *shape: r.randn(*shape) / np.sqrt(shape[-2])
     weights = r.dirichlet(np.ones(CHOICES), TOKENS)
     ids = np.stack([r.permutation(EXPERTS)[:CHOICES] for _ in range(TOKENS)]).astype(np.int32)
-    args = (normal(EXPERTS, WIDTH, HIDDEN), r.randn(TOKENS, HIDDEN), weights)
-    dtypes = (dtype, dtype, np.float32)
+    args = (normal(EXPERTS, kind.width, kind.hidden), r.randn(TOKENS, kind.width), weights)
+    dtypes = (kind.dtype, kind.dtype, np.float32)
     # As the program gets them: the reference starts from the rounded numbers.
     exact = [np.asarray(jnp.asarray(a, d)) for a, d in zip(args, dtypes, strict=True)]
-    target = np.asarray(jnp.asarray(r.randn(TOKENS, HIDDEN), dtype))
+    target = np.asarray(jnp.asarray(r.randn(TOKENS, kind.hidden), kind.target))
     return exact, ids, target
 
 
@@ -107,17 +127,16 @@ def errors(found, wanted):
 
 
 SEEDS = range(6)
-KINDS = {"f32": np.float32, "bf16 rows, f32 weights": jnp.bfloat16}
 
 
 @pytest.fixture(scope="module")
 def originals():
     """Errors of the original program, and what they are measured against."""
     found = {}
-    for kind, dtype in KINDS.items():
+    for kind in KINDS:
         for name, fn in GRADIENTS.items():
             for seed in SEEDS:
-                args, ids, target = inputs(seed, dtype)
+                args, ids, target = inputs(seed, KINDS[kind])
                 wanted = reference(args, ids, target, name)
                 plain = op_by_op(fn, *args, ids, target)
                 found[kind, name, seed] = wanted, errors(plain, wanted)
@@ -138,20 +157,16 @@ def ratios(originals, kind, name):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_the_error_is_at_most_a_tenth_larger(originals, monkeypatch, kind, name):
-    if name == "dropping, by choice" and kind == "f32":
-        # The original's products of rows are those of a dot, which a CPU adds in blocks; a sum it
-        # adds one by one, as no TPU does: 1.108 times the error here, in blocks 0.97 times.
-        monkeypatch.setattr(module, "rowwise", in_blocks)
+def test_the_error_is_at_most_a_tenth_larger(originals, kind, name):
     found = ratios(originals, kind, name)
     assert (found <= 1.10).all(), found
-
-
-def in_blocks(a, b, dtype):
-    products = a * b
-    while products.shape[-1] % 2 == 0:
-        products = products[..., ::2] + products[..., 1::2]
-    return products.sum(-1).astype(dtype)
+    of_wo, of_x, of_weights = found
+    if KINDS[kind].target is jnp.bfloat16:
+        # Of the roundings that went into it one is gone; what is left is that of h itself.
+        assert of_weights < 0.75
+        assert of_x < 0.95
+    elif KINDS[kind].dtype is jnp.bfloat16:
+        assert of_wo == pytest.approx(1, abs=1e-3)  # left alone
 
 
 def _rounded_weight(m):
@@ -171,7 +186,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["f32", "bf16 rows, f32 weights"])
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_less_exact(originals, monkeypatch, mutant, kind):
     MUTANTS[mutant](monkeypatch)
@@ -236,7 +251,8 @@ def test_rows_widened_before_they_are_weighted(eqns_of):
 
 def step(fn):
     def loss(h, wo, w):
-        return jnp.sum(fn(h, wo, w) * jnp.arange(1.0, 7))
+        out = fn(h, wo, w)
+        return jnp.sum(out * jnp.arange(1.0, out.shape[-1] + 1))
 
     return jax.grad(loss, argnums=(0, 1, 2))
 
@@ -246,7 +262,7 @@ def plain(h, wo, w):
 
 
 def scanned(h, wo, w):
-    layer = lambda c, wo: (c + plain(c, wo, w), None)
+    layer = lambda c, wo: (c + jnp.pad(plain(c, wo, w), ((0, 0), (0, 2))), None)
     return lax.scan(jax.checkpoint(layer), h, jnp.stack([wo, wo[::-1]]))[0]
 
 
@@ -260,10 +276,10 @@ def sharded(h, wo, w):
 @pytest.mark.parametrize("wrap", [
     jax.checkpoint(plain), jax.jit(jax.checkpoint(plain)), scanned, sharded,
     lambda h, wo, w: jax.vmap(jax.checkpoint(plain), (0, None, 0))(
-        h.reshape(2, 12, 6), wo, w.reshape(2, 12)).reshape(24, 6),
+        h.reshape(2, 12, 8), wo, w.reshape(2, 12)).reshape(24, 6),
 ], ids=["remat", "jit", "scan", "shard_map", "vmap"])  # fmt: skip
 def test_in_the_backward_of(wrap):
-    args = integers((24, 6), (6, 6), (24,))
+    args = integers((24, 8), (8, 6), (24,))
     fn = step(wrap)
     assert explain(fn, *args, passes=[NAME]).counts()[NAME] >= 1
     equal(jax.jit(optimize(fn, passes=[NAME]))(*args), jax.jit(fn)(*args))
@@ -373,7 +389,7 @@ SAVED = jax.checkpoint_policies.save_only_these_names("rows")
 
 def by_hand(h, wo, w):
     """The weighted cotangents are a result of their own."""
-    g = h + 1
+    g = h[:, :6] + 1
     d = g * w[:, None]
     wide = jnp.einsum("rm,rd->md", h, d)
     return (g * (h @ wo)).sum(-1), jnp.einsum("rd,md->rm", d, wo), wide, d
@@ -390,7 +406,7 @@ CODES = {"named": "saved"}
 
 @pytest.mark.parametrize("miss", MISSES)
 def test_declined(why, miss):
-    args = integers((24, 6), (6, 6), (24,))
+    args = integers((24, 8), (8, 6), (24,))
     report = explain(MISSES[miss], *args, passes=[NAME])
     assert not report.applied
     (reasons,) = why(report, NAME)
@@ -398,7 +414,7 @@ def test_declined(why, miss):
 
 
 def test_declined_where_the_input_has_no_gradient(why):
-    h, wo, w = integers((24, 6), (6, 6), (24,))
+    h, wo, w = integers((24, 8), (8, 6), (24,))
     loss = lambda wo, w: jnp.sum(jax.checkpoint(plain)(h, wo, w) * jnp.arange(1.0, 7))
     report = explain(jax.grad(loss, argnums=(0, 1)), wo, w, passes=[NAME])
     assert [r[0].split(":")[0] for r in why(report, NAME)] == ["no-input-gradient"]
@@ -406,7 +422,7 @@ def test_declined_where_the_input_has_no_gradient(why):
 
 def test_declined_where_the_product_is_of_another_layout(why):
     fn = vjp_of(lambda h, wo: jnp.einsum("rnm,mnd->rd", h, wo))
-    args = integers((24, 2, 6), (6, 2, 6), (24,), (24, 6))
+    args = integers((24, 2, 8), (8, 2, 6), (24,), (24, 6))
     report = explain(fn, *args, passes=[NAME])
     assert [r[0].split(":")[0] for r in why(report, NAME)] == ["layout"]
 
@@ -422,3 +438,45 @@ def test_sums_of_other_products_are_no_candidates():
         assert not explain(fn, *args, passes=[NAME]).sites
         with pytest.raises(PassNotApplicable, match=NAME):
             optimize(fn, passes=[NAME])(*args)
+
+
+def test_declined_in_float32_where_the_sums_would_be_longer(why):
+    """Of rows that are rounded to bfloat16, any length is shorter than that."""
+    wide = vjp_of(lambda h, wo: h @ wo)
+    for d, codes in ((6, []), (7, ["longer-sum"])):
+        args = integers((24, 8), (8, d), (24,), (24, d))
+        report = explain(wide, *args, passes=[NAME])
+        assert [r[0].split(":")[0] for r in why(report, NAME)] == codes
+        narrow = [a.astype(jnp.bfloat16) for a in args[:2]]
+        assert explain(wide, *narrow, *args[2:], passes=[NAME]).counts() == {NAME: 1}
+
+
+def test_declined_where_only_the_cotangents_are_rounded(why):
+    def fn(h, wo, w, g):
+        y = jnp.dot(h, wo, preferred_element_type=jnp.float32)
+        d = (g * w[:, None]).astype(h.dtype)
+        dwo = jnp.einsum("rm,rd->md", h, d)
+        return (g * y).sum(-1), jnp.einsum("rd,md->rm", d, wo), dwo
+
+    h, wo = integers((24, 8), (8, 6), dtype=jnp.bfloat16)
+    report = explain(fn, h, wo, *integers((24,), (24, 6)), passes=[NAME])
+    assert [r[0].split(":")[0] for r in why(report, NAME)] == ["rounded-cotangents"]
+
+
+def test_cotangents_that_would_be_rounded_leave_the_weights_gradient_alone(eqns_of):
+    """Two products of the rewritten three, or one and the plain one, by what g is known to hold."""
+    h, wo = integers((24, 8), (8, 6), dtype=jnp.bfloat16)
+    w, g = integers((24,), (24, 6))
+    fn = vjp_of(lambda h, wo: h @ wo, widen=True)
+
+    def of_wo(g_of):
+        done = optimize(lambda h, wo, w, g: fn(h, wo, w, g_of(g)), passes=[NAME])
+        (found,) = [e for e in eqns_of(done, h, wo, w, g, name="dot_general")
+                    if e.outvars[0].aval.shape in ((8, 6), (6, 8))]  # fmt: skip
+        return done, found
+
+    held, by_held = of_wo(lambda g: jnp.where(g > 0, g.astype(jnp.bfloat16), 0).astype(jnp.float32))
+    rounded, by_rounded = of_wo(lambda g: g * 1.5)
+    assert by_held.invars != by_rounded.invars
+    for run, g_of in ((held, lambda g: jnp.where(g > 0, g, 0)), (rounded, lambda g: g * 1.5)):
+        equal(jax.jit(run)(h, wo, w, g), jax.jit(fn)(h, wo, w, g_of(g)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..config import Config
-from . import conv, counts, gathers, inverse, rows, sorts, swiglu, top_k, weights
+from . import conv, counts, gathers, inverse, rows, sorts, top_k, weights
 
 FORMS = {
     "sorts": {"sort_by_group": sorts.sort_by_group},
@@ -14,7 +14,6 @@ FORMS = {
     "gathers": {"exchange": gathers.exchange, "ring": gathers.ring},
     "weights": {"gathered_wi": weights.gathered_wi},
     "rows": {"take_out": rows.take_out, "put_back": rows.put_back},
-    "swiglu": {"activated": swiglu.activated},
     "conv": {"causal_conv": conv.causal_conv},
     "inverse": {"triangular_inverse": inverse.triangular_inverse},
 }

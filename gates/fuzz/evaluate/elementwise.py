@@ -82,14 +82,14 @@ def _function(fn: Function) -> Any:
     return run
 
 
-for _name, _fn in {
+_FUNCTIONS: dict[str, Function] = {
     "exp": np.exp, "exp2": np.exp2, "log": np.log, "log1p": np.log1p, "expm1": np.expm1,
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "tanh": np.tanh, "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": np.cbrt, "pow": np.power,
     "logistic": lambda x: 1 / (1 + np.exp(-x)), "atan2": np.arctan2,
     "erf": np.vectorize(math.erf, otypes=[np.float64]), "sinh": np.sinh, "cosh": np.cosh,
-}.items():  # fmt: skip
-    RULES[_name] = _function(_fn)
+}  # fmt: skip
+RULES.update({name: _function(fn) for name, fn in _FUNCTIONS.items()})
 
 
 @rule("integer_pow")
@@ -139,18 +139,26 @@ def _not(mode: Mode, eqn: Eqn, ins: Sequence[Any]) -> Any:
     return np.invert(ins[0])
 
 
-for _name, _fn in {
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-}.items():  # fmt: skip
-    RULES[_name] = lambda mode, eqn, ins, fn=_fn: fn(*ins)
+def _bitwise(fn: Function) -> Any:
+    return lambda mode, eqn, ins: fn(*ins)
 
-for _name, _fn in {
+
+def _comparison(fn: Function) -> Any:
+    def run(mode: Mode, eqn: Eqn, ins: Sequence[Any]) -> Any:
+        return fn(*(mode.nominal(a.aval, x) for a, x in zip(eqn.invars, ins)))
+
+    return run
+
+
+_BITWISE: dict[str, Function] = {
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+_COMPARISONS: dict[str, Function] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal,
-}.items():  # fmt: skip
-    RULES[_name] = lambda mode, eqn, ins, fn=_fn: fn(
-        *(mode.nominal(a.aval, x) for a, x in zip(eqn.invars, ins))
-    )
+}  # fmt: skip
+RULES.update({name: _bitwise(fn) for name, fn in _BITWISE.items()})
+RULES.update({name: _comparison(fn) for name, fn in _COMPARISONS.items()})
 
 
 @rule("shift_left", "shift_right_logical", "shift_right_arithmetic")

@@ -148,9 +148,9 @@ def _replace(old: Any, update: Any) -> Any:
     return update
 
 
-for _name, _fn in {
+_COMBINERS: dict[str, Callable[[Any, Any], Any]] = {
     "scatter": _replace, "scatter-add": np.add, "scatter-sub": np.subtract,
     "scatter-mul": np.multiply, "scatter-min": np.minimum, "scatter-max": np.maximum,
     "scatter_sub": np.subtract, "scatter_add": np.add,
-}.items():  # fmt: skip
-    RULES[_name] = _scatter(_fn)
+}  # fmt: skip
+RULES.update({name: _scatter(fn) for name, fn in _COMBINERS.items()})

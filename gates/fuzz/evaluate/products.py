@@ -32,7 +32,10 @@ def _contracted(mode: Mode, dtype: Any, a: Any, b: Any) -> Any:
 def _as_matrices(x: Any, batch: Sequence[int], contract: Sequence[int], last: bool) -> Any:
     free = [d for d in range(x.ndim) if d not in batch and d not in contract]
     order = (*batch, *free, *contract) if last else (*batch, *contract, *free)
-    size = lambda dims: int(np.prod([x.shape[d] for d in dims], dtype=np.int64))
+
+    def size(dims: Sequence[int]) -> int:
+        return int(np.prod([x.shape[d] for d in dims], dtype=np.int64))
+
     middle = (size(free), size(contract)) if last else (size(contract), size(free))
     return np.transpose(x, order).reshape(size(batch), *middle)
 

@@ -55,8 +55,12 @@ def same(got, want, exact=True):
 EXACT = {
     "add": (lambda x, y: x + y, X, Y),
     "arithmetic with NaNs": (lambda x, y: (x + y, x * y, jnp.maximum(x, y)), TIES, X),
-    "integers": (lambda i, j: (i + j, i * j, lax.div(i, j), lax.rem(i, j), i // j, i % j), INTS, MORE),
-    "bits": (lambda i, j: (i & j, i | j, i ^ j, ~i, i << 3, lax.shift_right_logical(i, 1)), INTS, MORE),
+    "integers": (
+        lambda i, j: (i + j, i * j, lax.div(i, j), lax.rem(i, j), i // j, i % j), INTS, MORE,
+    ),
+    "bits": (
+        lambda i, j: (i & j, i | j, i ^ j, ~i, i << 3, lax.shift_right_logical(i, 1)), INTS, MORE,
+    ),
     "shifts too far": (lambda i: (i << 40, i >> 40, lax.shift_right_logical(i, 33)), INTS),
     "comparisons": (lambda x, y: (x < y, x <= y, x == y, x != y, x > y, x >= y), TIES, X),
     "select": (lambda x, y: jnp.where(x > 0, x, y), TIES, Y),
@@ -88,7 +92,8 @@ EXACT = {
     ),
     "batched gathers": (lambda x, i: jax.vmap(lambda a, b: a[b])(x, abs(i) % 6), X, INTS),
     "batched scatters": (
-        lambda x, i: jax.vmap(lambda a, b: jnp.zeros(6).at[b].add(a))(x, abs(i) % 6), X.round(), INTS,
+        lambda x, i: jax.vmap(lambda a, b: jnp.zeros(6).at[b].add(a))(x, abs(i) % 6),
+        X.round(), INTS,
     ),
     "dynamic slices": (
         lambda x: (lax.dynamic_slice(x, (2, 9), (2, 3)),
