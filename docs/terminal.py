@@ -153,9 +153,22 @@ def _no_terminal_on_stderr(**options: object) -> Console:
 
 
 def _script(words: list[str], folder: Path) -> int:
-    with _imports_of(folder), mock.patch.object(sys, "argv", words):
+    with _imports_of(folder), _quickly_compiled(), mock.patch.object(sys, "argv", words):
         runpy.run_path(words[0], run_name="__main__")
     return 0
+
+
+@contextlib.contextmanager
+def _quickly_compiled() -> Iterator[None]:
+    """The CPU's programs run for milliseconds: a third of a script's time is their optimization."""
+    import jax
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 @contextlib.contextmanager
