@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-import jax.numpy as jnp
-
 from ...compat import jaxprs
 from ...compat.jaxprs import Var
 from ...compat.primitives import primitive
