@@ -1,4 +1,4 @@
-"""The child's side of a patch: Python files are loaded as they would be, none of them is written."""
+"""The child's side of a patch: files are loaded as they would be, and none of them is written."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def load_instead(sources: Mapping[str, str]) -> None:
             raise OSError("loaded from elsewhere")  # without it, bytecode is neither read nor kept
         return stats(self, path)
 
-    SourceFileLoader.get_data = get_data  # type: ignore[method-assign]
-    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
+    SourceFileLoader.get_data = get_data  # type: ignore[method-assign,assignment]
+    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign,assignment]

@@ -69,7 +69,7 @@ def _reduced(mode: Mode, eqn: Eqn, mesh: Mesh, ins: list[Spread]) -> list[Spread
             if "sum" in eqn.primitive.name:
                 made = _total(mode, var.aval, several)
             else:
-                fn = np.maximum if "max" in eqn.primitive.name else np.minimum
+                fn: Any = np.maximum if "max" in eqn.primitive.name else np.minimum
                 made = mode.computed(var.aval, fn.reduce(np.stack(several)))
             for d in group:
                 out[d] = made
