@@ -27,4 +27,4 @@ def load_instead(sources: Mapping[str, str]) -> None:
         return stats(self, path)
 
     SourceFileLoader.get_data = get_data  # type: ignore[method-assign,assignment]
-    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign,assignment]
+    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
