@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from ...compat import bodies, jaxprs
@@ -121,11 +122,13 @@ def _compared(
         finite = np.abs(e[np.isfinite(e)]) if is_float(p.dtype) else np.abs(e.astype(np.float64))
         scale, spread = float(np.max(finite, initial=0.0)), spreads[i]
         apart = distance(e, o)
-        if apart > share * spread + 1e-11 * scale:
+        # What is smaller than the type can tell from zero is zero to it, not to float64.
+        tiny = float(jnp.finfo(p.dtype).tiny) if is_float(p.dtype) else 0.0
+        if apart > share * spread + 1e-11 * scale + tiny:
             return (f"result {i}: in float64 the two are {apart:.3g} apart, where rounding to "
                     f"{p.dtype} makes {spread:.3g} of values up to {scale:.3g}")  # fmt: skip
         before, after = distance(e, p), distance(e, f)
-        if after > 1.10 * before + 4 * spread + 1e-13 * scale:
+        if after > 1.10 * before + 4 * spread + 1e-13 * scale + tiny:
             return (f"result {i}: off by {after:.3g}, the original by {before:.3g}; "
                     f"noise in its roundings makes {spread:.3g}")  # fmt: skip
     return None
