@@ -29,7 +29,7 @@ class Suggesting:
     _root: Scope | None = None
     """The program before anything was rewritten."""
     _held: list[Scope] = field(default_factory=list)
-    _looked_at: dict[tuple[Span, Any], set[_Instance]] = field(default_factory=dict)
+    _looked_at: dict[tuple[Span, Any], dict[_Instance, None]] = field(default_factory=dict)
     """By expression and primitive."""
     _done: dict[_Instance, tuple[str, Suggestion]] = field(default_factory=dict)
     _sites: dict[tuple[Any, ...], tuple[Match, Suggestion]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Suggesting:
         self._held.append(scope)  # so that its id stays its own
         eqn = scope.eqns[index]
         for span in _spans(scope, eqn):
-            self._looked_at.setdefault((span, eqn.primitive), set()).add((id(scope), index))
+            self._looked_at.setdefault((span, eqn.primitive), {})[id(scope), index] = None
 
     def _note(self, p: Pass, match: Match, said: Suggestion) -> None:
         scope, eqn = match.scope, match.eqn
@@ -98,7 +98,7 @@ class Suggesting:
             names = dict.fromkeys(d[0] for d in done if d is not None)
             if not names:
                 continue
-            edits = {d[1].edits for d in done if d is not None}
+            edits = dict.fromkeys(d[1].edits for d in done if d is not None)
             why = None
             if any(d is None for d in done):
                 why = f"not every {primitive.name} that it runs is rewritten"
