@@ -204,7 +204,9 @@ def weighed(r: Random, p: Pool) -> Made:
     """The gradients of rows that were multiplied and then weighted."""
     t, _ = sizes(p)
     h, g = p.rows(r), p.rows(r)
-    wo = (p.rows(r).T @ p.rows(r)) * 0.25
+    # Products as wide as the rows make sums longer than those that they replace.
+    columns = r.choice((h.shape[1] // 2, h.shape[1] // 2, h.shape[1]))
+    wo, g = (p.rows(r).T @ p.rows(r))[:, :columns] * 0.25, g[:, :columns]
     weights = h[:, 0]
     kind = r.choice(("dense", "ragged", "ragged", "read", "no h", "other"))
     if kind == "ragged":
@@ -221,7 +223,7 @@ def weighed(r: Random, p: Pool) -> Made:
     if kind == "no h":
         return [("rows", p.alike(dwo)), ("other", dw)]
     return [("rows", dh), ("other", dw), ("other", dwo)] + (
-        [("rows", out)] if kind == "read" else []
+        [("rows", p.alike(out))] if kind == "read" else []
     )
 
 
