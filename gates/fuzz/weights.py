@@ -202,12 +202,11 @@ def swiglu_back(r: Random, p: Pool) -> Made:
 @piece("weights")
 def weighed(r: Random, p: Pool) -> Made:
     """The gradients of rows that were multiplied and then weighted."""
-    t, m = sizes(p)
+    t, _ = sizes(p)
     h, g = p.rows(r), p.rows(r)
-    wo = (p.rows(r).T @ p.rows(r)) * 0.25
-    # In float32 the pass asks for rows that are narrower than what they are made of.
-    d = r.choice((m, max(3 * m // 4, 1), max(3 * m // 4, 1)))
-    wo, g = wo[:, :d], g[:, :d]
+    # Products as wide as the rows make sums longer than those that they replace.
+    columns = r.choice((h.shape[1] // 2, h.shape[1] // 2, h.shape[1]))
+    wo, g = (p.rows(r).T @ p.rows(r))[:, :columns] * 0.25, g[:, :columns]
     weights = h[:, 0]
     kind = r.choice(("dense", "ragged", "ragged", "read", "no h", "other"))
     if kind == "ragged":
