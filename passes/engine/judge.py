@@ -82,6 +82,8 @@ def _out_of_scope(p: Pass, scope: Scope, replacement: Replacement) -> Reason | N
     for atom in replacement.operands:
         if jaxprs.is_literal(atom) or scope.definition(atom) or scope.position(atom) is not None:
             continue
+        if atom in jaxprs.constvars(scope.body):
+            continue
         return Reason("operand-out-of-scope", f"a fault of {p.name}: it reads a value of another "
                       "body without asking for it", atom.aval.str_short(short_dtypes=True),
                       "an operand in scope (relower.passes.reach), or wants=")  # fmt: skip

@@ -181,6 +181,13 @@ def test_an_operand_out_of_scope_is_declined_as_the_guests_fault(guest, equal_bi
     assert "a fault of double_reverse" in str(site.reasons[0])
 
 
+def test_a_constant_of_the_body_is_in_scope(guest, equal_bits):
+    constant = jnp.arange(32.0).reshape(8, 4)  # closed over: no argument, and no equation makes it
+    f = lambda x: x + lax.rev(lax.rev(constant, (0,)), (0,))
+    assert explain(f, X, passes=["double_reverse"]).counts() == {"double_reverse": 1}
+    equal_bits(optimize(f, passes=["double_reverse"])(X), f(X))
+
+
 def test_a_guests_key_is_not_relied_on(guest, equal_bits):
     """One that leaves out what its function depends on would mix up two sites."""
     from guest_passes import PASS
