@@ -39,6 +39,8 @@ def make_step(broken=None):
         chosen = jnp.take_along_axis(log_probs, tokens[:, 1:, None], -1)[..., 0]
         entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, -1).mean()
         figures = {"log_prob": chosen.mean(), "last": chosen[-1].mean(), "entropy": entropy}
+        best = jnp.argmax(logits, -1).reshape(-1)
+        figures["best"] = params["embedding"][best].sum()  # a site: best is never negative
         return -chosen.mean(), figures
 
     def step(params, tokens):

@@ -23,7 +23,7 @@ from relower.matchers import demand
 from relower.passes import frozen as declarations
 from relower.passes import registry
 from relower.passes.engine import check
-from relower.passes.parts import frozen_judge
+from relower.passes.parts import frozen_masks
 
 NAME = "frozen_gradient"
 STEPS, ROWS = 3, 8
@@ -645,7 +645,7 @@ def masks_the_wrong_case(monkeypatch):
         known = scope.fact(scope.eqns[index].invars[0]).constant
         return known and demand.Cut(2 - int(known.value))
 
-    monkeypatch.setattr(frozen_judge._Cutter, "_selected", wrong)
+    monkeypatch.setattr(frozen_masks.Cutter, "_selected", wrong)
 
 
 def any_product_is_zero(monkeypatch):
@@ -655,7 +655,7 @@ def any_product_is_zero(monkeypatch):
         and scope.eqns[index].outvars[0].aval.shape == (6, 3)
         else None
     )
-    monkeypatch.setattr(frozen_judge._Cutter, "cut", zero)
+    monkeypatch.setattr(frozen_masks.Cutter, "cut", zero)
 
 
 MUTANTS = {
