@@ -143,7 +143,8 @@ def verify(
         contract: as for `optimize`.
         frozen: as for `optimize`.
         assume: as for `optimize`.
-        only: names of passes whose sites to verify; None for all that applied.
+        only: names of passes whose sites to verify; None for all that applied. Where ``passes`` is
+            None, they run beside those that run by default.
         facts: also run the whole program, and see whether what rewrites take as known holds: on the
             arguments where all are arrays, else on such as could be indices.
         mutants: also break each rewrite in many ways, and see whether the same inputs show it.
@@ -161,6 +162,9 @@ def verify(
         InputError: a case comes with arguments of its own, or a name in ``only`` is no pass's.
         ValueError: as for `optimize`.
     """
+    if only is not None and passes is None:
+        only = tuple(only)
+        passes = [registry.DEFAULT, *map(_known, only)]
     options = {"passes": passes, "contract": contract, "frozen": frozen, "assume": assume}
     recorder = Recorder(mutants)
     if not isinstance(case_or_fn, Case):

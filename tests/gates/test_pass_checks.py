@@ -128,3 +128,9 @@ def test_a_pass_that_does_not_hold(kind):
 def test_a_looser_contract_admits_another_zero():
     changes = {"replace": by(lambda x: x + 0), "after": lambda x: 2 * (x + 0)}
     check_pass(dataclasses.replace(PASS, contract=Contract.VALUE, **changes))
+
+
+def test_a_mesh():
+    from relower.passes.packed_all_gather import PASS as gathers
+
+    check_pass(gathers)

@@ -175,6 +175,16 @@ def test_only_some_passes(quick):
         verify(fn, *args, only=["nonnegative_indices"])
 
 
+def test_a_pass_that_does_not_run_unasked_is_run_where_it_is_named(quick):
+    from relower.passes.registry import by_name
+
+    p = by_name("concat_cotangents")  # of a looser contract than what runs by default
+    (example,) = p.examples()
+    found = verify(p.before, *example.args, only=[p.name], limits=quick)
+    assert [s.pass_name for s in found.sites] == [p.name]
+    assert found.verdict is Verdict.VERIFIED
+
+
 def test_devices_that_talk(quick):
     found = verify_examples(["packed_all_gather"], limits=quick, mutants=True)
     assert found.exit_code == 0, str(found)
