@@ -10,7 +10,6 @@ taken from them as they are traced today, so a page can't go stale: a test runs 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import inspect
 import json
 import sys
@@ -23,6 +22,7 @@ import jax
 
 import relower
 from relower.compat import bodies, jaxprs
+from relower.gates.pass_checks import mesh_of
 from relower.passes.base import Contract, Pass
 from relower.passes.registry import all_passes
 
@@ -111,7 +111,7 @@ def _code(function: Callable[..., Any]) -> str:
 def _table(rewrite: Pass, example: Any) -> str:
     args = ", ".join(f"{a.dtype}{list(a.shape)}" for a in example.args)
     optimized = relower.optimize(rewrite.before, passes=[rewrite.name])
-    with _mesh(example):
+    with mesh_of(example):
         before = count_equations(jax.make_jaxpr(rewrite.before)(*example.args))
         after = count_equations(jax.make_jaxpr(optimized)(*example.args))
     names = [n for n in sorted(before | after) if before[n] != after[n]]
@@ -120,15 +120,6 @@ def _table(rewrite: Pass, example: Any) -> str:
         f"On {example.label} (`{args}`), only what changes:\n\n"
         f"| equation | before | after |\n|---|---|---|\n{rows}"
     )
-
-
-def _mesh(example: Any) -> contextlib.AbstractContextManager[Any]:
-    """The mesh that an example is traced under; no device is needed."""
-    if not example.mesh:
-        return contextlib.nullcontext()
-    names, sizes = tuple(example.mesh), tuple(example.mesh.values())
-    kinds = (jax.sharding.AxisType.Auto,) * len(names)
-    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(sizes, names, axis_types=kinds))
 
 
 def index_page() -> str:

@@ -72,7 +72,7 @@ def _whole(p: Pass) -> Iterator[str]:
 
 
 def _on(p: Pass, example: Example) -> Iterator[str]:
-    with _mesh(example):
+    with mesh_of(example):
         try:
             report = explain(p.before, *example.args, passes=[p])
         except Exception as error:
@@ -120,7 +120,7 @@ def _case(fn: Callable[..., Any], example: Example) -> Case:
     return case(lambda mesh: (fn, example.args), mesh=dict(example.mesh))
 
 
-def _mesh(example: Example) -> contextlib.AbstractContextManager[Any]:
+def mesh_of(example: Example) -> contextlib.AbstractContextManager[Any]:
     """The mesh that an example is traced under; no device is needed."""
     if not example.mesh:
         return contextlib.nullcontext()

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
+from ..one_by_one import one_by_one
 from . import reference, tpu
 from .problem import Problem, Tiling
 
@@ -113,21 +113,7 @@ def either(problem: Problem, tiling: Tiling | None) -> Callable[..., tuple[jax.A
         )
         return outs
 
-    call: Any = custom_vmap(one)
-
-    def one_by_one(axis_size: int, batched: Any, *operands: Any) -> Any:
-        mapped = [o for o, b in zip(operands, batched) if o is not None and b]
-
-        def step(slices: Any) -> Any:
-            rest = iter(slices)
-            return call(*(next(rest) if o is not None and b else o
-                          for o, b in zip(operands, batched)))  # fmt: skip
-
-        outs = lax.map(step, mapped)
-        return outs, tuple(True for _ in outs)
-
-    call.def_vmap(one_by_one)
-    found: Callable[..., tuple[jax.Array, ...]] = call
+    found: Callable[..., tuple[jax.Array, ...]] = one_by_one(one)
     return found
 
 
