@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -75,7 +76,7 @@ class Verifier:
             if checked.counterexample is None or level is None:
                 continue
             assert self.folder is not None
-            stem = f"{key.replace('#', '_').replace(' ', '_')}_{one.piece.digest[:8]}"
+            stem = f"{re.sub('[^A-Za-z0-9]+', '_', key)[:80]}_{one.piece.digest[:8]}"
             problem = build(one.piece, *level)
             return save(
                 self.folder, stem, f"{key} breaks its contract, {contract.value}.",
@@ -237,7 +238,7 @@ def judged(
     found = []
     for i, site in enumerate(sites):
         numbers[site.pass_name] += 1
-        key = f"{site.pass_name}#{numbers[site.pass_name]}"
+        key = (site.addresses or (f"{site.pass_name}#{numbers[site.pass_name]}",))[0]
         if progress is not None:
             progress(i, len(sites), key)
         whole = wholes.get(site.pass_name)
@@ -252,7 +253,10 @@ def judged(
     if progress is not None:
         progress(len(sites), len(sites), "")
     notes = () if sites else ("no pass applied anywhere: there is nothing to verify",)
-    return Evidence(report.name, tuple(found), notes=(*notes, *report.notes), mutated=mutants)
+    return Evidence(
+        report.name, tuple(found), notes=(*notes, *report.notes), mutated=mutants,
+        ended=report.ended,
+    )  # fmt: skip
 
 
 def _known(name: str) -> str:

@@ -73,7 +73,7 @@ class SiteVerdict:
     """One applied site."""
 
     key: str
-    """``pass#n``, in the order of the report."""
+    """The site's first address, as `optimize(disable=…)` takes it."""
     pass_name: str
     contract: str
     primitive: str
@@ -138,6 +138,8 @@ class Evidence:
     notes: tuple[str, ...] = ()
     mutated: bool = False
     """Whether mutants were asked for."""
+    ended: bool = True
+    """Whether the passes came to an end; else sites were left that nobody has seen."""
 
     def count(self, verdict: Verdict) -> int:
         """How many sites ended so."""
@@ -168,7 +170,7 @@ class Evidence:
         verified = self.count(Verdict.VERIFIED)
         idle = self.mutated and not self.killed[1]
         unsure = self.facts is not None and self.facts["why"] is not None
-        if not self.sites or verified < len(self.sites) or idle or unsure:
+        if not self.ended or not self.sites or verified < len(self.sites) or idle or unsure:
             return Verdict.UNKNOWN
         return Verdict.VERIFIED
 

@@ -57,7 +57,7 @@ def rewrite(
     visited: tuple[int, int, tuple[NotEnteredGroup, ...]] | None = None
     brought: Brought = {}
     crowded: set[int] = set()
-    rounds = 0
+    rounds, ended = 0, True
     whole = [p for p in passes if p.program is not None]
     local = [p for p in passes if p.program is None]
     apart = Apart(frozenset().union(*(p.roots() for p in local)))
@@ -117,6 +117,7 @@ def rewrite(
         if not accepted:
             break
     else:
+        ended = False
         notes.append(f"stopped after {MAX_ROUNDS} rounds with sites still applying")
     if analysis.generalised:
         notes.append(
@@ -138,6 +139,7 @@ def rewrite(
         equations=equations,
         bodies=bodies,
         rounds=rounds,
+        ended=ended,
         frozen=tuple(frozen),
         superseded=tuple(sorted(taken)),
         notes=tuple(notes),

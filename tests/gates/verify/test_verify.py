@@ -18,6 +18,7 @@ from relower.gates.verify.verdict import Checked, Evidence, Verdict
 from relower.lowering.errors import InputError
 from relower.passes import concat_cotangents, nonnegative_index, registry
 from relower.passes.base import Contract
+from relower.passes.engine import rewrite as rewriting
 
 TABLE, PLACES = np.arange(5, dtype=np.float32), np.array([1, 2, 3], np.int32)
 
@@ -40,7 +41,7 @@ def test_a_site_that_keeps_its_contract(quick):
     site = only(found)
     assert found.verdict is Verdict.VERIFIED
     assert found.exit_code == 0
-    assert site.key == "nonnegative_index#1"
+    assert site.key == "nonnegative_index@known#1"
     assert site.checked.runs == len(themes.EXACT)
     assert site.checked.shapes == ("i32[3]",)
     assert site.facts == ("i32[3] in [0, 4]",)
@@ -120,6 +121,15 @@ def test_nothing_run_is_not_verified(monkeypatch, quick):
     found = verify(known, TABLE, PLACES, passes=["nonnegative_index"], limits=quick)
     assert only(found).checked.reason == "no input was run"
     assert found.exit_code == 2
+
+
+def test_passes_that_do_not_come_to_an_end_are_not_verified(monkeypatch, quick):
+    monkeypatch.setattr(rewriting, "MAX_ROUNDS", 1)
+    found = verify(known, TABLE, PLACES, passes=["nonnegative_index"], limits=quick)
+    assert only(found).checked.verdict is Verdict.VERIFIED
+    assert found.verdict is Verdict.UNKNOWN
+    assert found.exit_code == 2
+    assert any("stopped after 1 rounds" in note for note in found.notes)
 
 
 def test_no_sites_are_not_verified(quick):
