@@ -146,6 +146,11 @@ class Evidence:
         return sum(s.checked.verdict is verdict for s in self.sites)
 
     @property
+    def shrunk(self) -> int:
+        """How many sites were verified at smaller shapes than the program's, which shows less."""
+        return sum(s.checked.shrunk and s.checked.verdict is Verdict.VERIFIED for s in self.sites)
+
+    @property
     def killed(self) -> tuple[int, int]:
         """Mutants caught, and all but those that are the same program."""
         real = [m for s in self.sites for m in s.mutants if not m.equivalent]
@@ -183,6 +188,8 @@ class Evidence:
         """The score in one line."""
         n = len(self.sites)
         parts = [f"{self.count(Verdict.VERIFIED)} of {n} sites verified"]
+        if self.shrunk:
+            parts.append(f"{self.shrunk} of these at shrunk shapes only")
         for verdict, word in ((Verdict.VIOLATION, "violated"), (Verdict.UNKNOWN, "unknown")):
             if self.count(verdict):
                 parts.append(f"{self.count(verdict)} {word}")
