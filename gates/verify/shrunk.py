@@ -70,7 +70,8 @@ def check_shrunk(
     check: Callable[[Piece, Contract, Any], tuple[Checked, Any]],
 ) -> tuple[Checked, Any, Piece] | str:
     """The verdict on a site at shapes that fit, how it was reached and of what; or why not."""
-    end, reason = time.monotonic() + limits.seconds, "no size can be divided"
+    reasons: dict[str, None]
+    end, reasons = time.monotonic() + limits.seconds, {}
     for depth, floats in ((0, False), (2, False), (piece.ancestry.depth, False),
                           (piece.ancestry.depth, True)):  # fmt: skip
         part = build(piece, depth, floats).before
@@ -79,7 +80,7 @@ def check_shrunk(
                 small, facts = shrunk(part, piece.ancestry.facts, scale)
                 found = _rewritten(small, facts, p, piece)
             except CannotShrink as error:
-                reason = str(error)
+                reasons[str(error)] = None
                 continue
             checked, level = check(found, contract, limits)
             if checked.verdict is not Verdict.UNKNOWN:
@@ -87,10 +88,10 @@ def check_shrunk(
                 said = ", ".join(f"{n:,} → {scale.size(n):,}" for n in sizes)
                 notes = (*checked.notes, f"at shrunk shapes: {said}")
                 return replace(checked, shrunk=True, notes=notes), level, found
-            reason = f"at smaller shapes: {checked.reason}"
+            reasons[f"at smaller shapes: {checked.reason}"] = None
         if time.monotonic() > end:
             break
-    return reason
+    return "; ".join(list(reasons)[:2]) or "no size can be divided"
 
 
 def _vars(part: Cut) -> list[Any]:
