@@ -88,6 +88,11 @@ def _moves() -> frozenset[Any]:
     return _keep_whole() | _parts() | _joins()
 
 
+@functools.cache
+def _moves_or_calls() -> frozenset[Any]:
+    return _moves() | {primitive("jit_p")}
+
+
 def find_widened(scope: Scope, index: int) -> Widened | None:
     """What is read in parts of the result of a conversion; None where no part of it is cut out.
 
@@ -102,13 +107,16 @@ def find_widened(scope: Scope, index: int) -> Widened | None:
 def _may_be_cut(scope: Scope, var: Var) -> bool:
     """Whether what moves a value's elements cuts them, or may by a call or a join with others."""
     waiting, seen = [var], 0
+    eqns, may_move, whole = scope.eqns, _moves_or_calls(), _keep_whole()
     while waiting:
         for reader in scope.readers(waiting.pop()):
-            if reader == OUTPUT or not _only_moves(scope, reader):
+            if reader == OUTPUT or eqns[reader].primitive not in may_move:
+                continue  # nearly all: asked of every conversion of a program
+            if not _only_moves(scope, reader):
                 continue
-            eqn = scope.eqns[reader]
+            eqn = eqns[reader]
             seen += 1
-            if eqn.primitive not in _keep_whole() or seen > _MOST:
+            if eqn.primitive not in whole or seen > _MOST:
                 return True
             waiting += eqn.outvars
     return False
@@ -255,12 +263,18 @@ def _find_moves(scope: Scope, index: int) -> bool:
     child, entered = inside
     if any(p.flow is not Flow.SAME for p in (*entered.inputs, *entered.outputs)):
         return False
-    made = {v for i in child.live for v in child.eqns[i].outvars if v.aval.shape}
-    outs = jaxprs.opened(child.body).outvars
+    if not all(_only_moves(child, i) for i in child.live if child.eqns[i].outvars[0].aval.shape):
+        return False
     # Scalars are what pads are filled with; they are looked up as facts.
-    return all(not jaxprs.is_literal(a) and a in made for a in outs) and all(
-        _only_moves(child, i) for i in child.live if child.eqns[i].outvars[0].aval.shape
-    )
+    arrays = frozenset(v for v in jaxprs.invars(child.body) if v.aval.shape)
+    holds: dict[Any, frozenset[Var]] = {}
+    for i in child.live:
+        operands = [a for a in child.eqns[i].invars if not jaxprs.is_literal(a)]
+        held = frozenset().union(*(holds.get(a, arrays & {a}) for a in operands))
+        holds.update((v, held) for v in child.eqns[i].outvars if v.aval.shape)
+    # An array that a result holds nothing of would still be read by the call.
+    outs = jaxprs.opened(child.body).outvars
+    return not any(map(jaxprs.is_literal, outs)) and all(holds.get(a) == arrays for a in outs)
 
 
 def _types(eqn: Eqn) -> tuple[Any, Any]:
