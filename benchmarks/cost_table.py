@@ -211,8 +211,12 @@ def lines() -> list[Line]:
 
 def measured(line: Line, limit: float, cache: bool) -> dict[str, Any]:
     """One line's figures and whether they hold, as plain JSON."""
-    result: dict[str, Any] = {"row": line.row, "label": line.label, "expected": line.cycles,
-                              "not_reproduced": line.not_reproduced}
+    result: dict[str, Any] = {
+        "row": line.row,
+        "label": line.label,
+        "expected": line.cycles,
+        "not_reproduced": line.not_reproduced,
+    }
     try:
         found: Cost = relower.cost(line.fn, *line.args, limit=limit, cache=cache)
     except InputError as error:
