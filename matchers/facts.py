@@ -225,15 +225,16 @@ class _BodyAnalysis:
             for var, value in zip(jaxpr.constvars, consts):
                 facts[var] = self.analysis._constant(value, var.aval)
         facts.update(zip(jaxpr.invars, self.result.inputs))
-        table = rules()
+        table, spliced = rules(), self.analysis._spliced
         related = {primitive(name) for name in ("select_n_p", "jit_p", "mul_p")}
         for index, eqn in enumerate(jaxpr.eqns):
-            before = known.get(id(eqn))
-            if origin is not None and before is not None:
-                if before in origin._children:
-                    self.result._children[index] = origin._children[before]
-                continue
-            copied = self.analysis._spliced.get(id(eqn))
+            if origin is not None:
+                before = known.get(id(eqn))
+                if before is not None:
+                    if before in origin._children:
+                        self.result._children[index] = origin._children[before]
+                    continue
+            copied = spliced.get(id(eqn)) if spliced else None
             rule = table.get(eqn.primitive)
             if copied is not None:
                 self._take_over(index, eqn, *copied)

@@ -152,9 +152,11 @@ def _integer_vectors(scope: Scope) -> Iterator[tuple[int, Var]]:
     for var in (*jaxprs.constvars(scope.body), *jaxprs.opened(scope.body).invars):
         if _is_index(var):
             yield -1, var
-    for i in scope.live:
-        for var in scope.eqns[i].outvars:
-            if _is_index(var):
+    eqns = scope.eqns
+    for i in scope.live:  # of every equation: that most results are no vectors is found out here
+        for var in eqns[i].outvars:
+            shape = getattr(var.aval, "shape", None)
+            if shape and len(shape) <= 2 and _is_index(var):
                 yield i, var
 
 

@@ -88,6 +88,11 @@ def _moves() -> frozenset[Any]:
     return _keep_whole() | _parts() | _joins()
 
 
+@functools.cache
+def _moves_or_calls() -> frozenset[Any]:
+    return _moves() | {primitive("jit_p")}
+
+
 def find_widened(scope: Scope, index: int) -> Widened | None:
     """What is read in parts of the result of a conversion; None where no part of it is cut out.
 
@@ -102,13 +107,16 @@ def find_widened(scope: Scope, index: int) -> Widened | None:
 def _may_be_cut(scope: Scope, var: Var) -> bool:
     """Whether what moves a value's elements cuts them, or may by a call or a join with others."""
     waiting, seen = [var], 0
+    eqns, may_move, whole = scope.eqns, _moves_or_calls(), _keep_whole()
     while waiting:
         for reader in scope.readers(waiting.pop()):
-            if reader == OUTPUT or not _only_moves(scope, reader):
+            if reader == OUTPUT or eqns[reader].primitive not in may_move:
+                continue  # nearly all: asked of every conversion of a program
+            if not _only_moves(scope, reader):
                 continue
-            eqn = scope.eqns[reader]
+            eqn = eqns[reader]
             seen += 1
-            if eqn.primitive not in _keep_whole() or seen > _MOST:
+            if eqn.primitive not in whole or seen > _MOST:
                 return True
             waiting += eqn.outvars
     return False

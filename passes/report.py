@@ -39,6 +39,8 @@ class Report:
     """Distinct bodies visited, each in one context."""
     rounds: int
     """Rounds of matching and substituting until nothing more applied."""
+    ended: bool = True
+    """Whether nothing more applied; False where the bound on rounds was hit before that."""
     frozen: tuple[FrozenLeaf, ...] = ()
     """Frozen parameters, in the order of the user's tree."""
     superseded: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +22,12 @@ from ...passes import registry
 from ...passes.base import Contract, Pass, Site
 from ...passes.optimize import rewritten
 from ...passes.report import Report
-from .check import Level, Limits, check_piece
+from .check import Level, Limits, check_piece, first_line
 from .mutants import Mutants
 from .problem import build
 from .record import Kept, Piece, Recorder
 from .repro import save
+from .shrunk import check_shrunk
 from .verdict import Checked, Evidence, MutantScore, SiteVerdict, Verdict
 from .whole import WholeProgram
 
@@ -43,6 +45,8 @@ class Verifier:
     again: str = ""
     """How to verify the same again, for whoever reads that."""
     known: dict[tuple[str, str], tuple[Checked, Level | None]] = field(default_factory=dict)
+    smaller: dict[str, Piece] = field(default_factory=dict)
+    """What was run instead of a site that is too large."""
     scored: dict[tuple[str, str], tuple[MutantScore, ...]] = field(default_factory=dict)
 
     def site(self, kept: Sequence[Kept], contract: Contract) -> Checked:
@@ -63,8 +67,24 @@ class Verifier:
             return Checked(Verdict.UNKNOWN, f"it can't be run by itself: {kept.why}")
         key = kept.piece.digest, contract.value
         if key not in self.known:
-            self.known[key] = check_guarded(kept.piece, contract, self.limits)
+            self.known[key] = self._checked(kept, kept.piece, contract)
         return self.known[key][0]
+
+    def _checked(
+        self, kept: Kept, piece: Piece, contract: Contract
+    ) -> tuple[Checked, Level | None]:
+        """As it stands; where that takes too much, at smaller shapes."""
+        found = check_guarded(piece, contract, self.limits)
+        if found[0].verdict is not Verdict.UNKNOWN or "above the limit" not in found[0].reason:
+            return found
+        try:
+            small = check_shrunk(piece, kept.rewrite, contract, self.limits, check_guarded)
+        except Exception as error:
+            small = f"at smaller shapes: {type(error).__name__}: {first_line(error)}"
+        if not isinstance(small, str):
+            checked, level, self.smaller[piece.digest] = small
+            return checked, level
+        return replace(found[0], reason=f"{found[0].reason}; {small}"), found[1]
 
     def saved(self, key: str, kept: Sequence[Kept], contract: Contract) -> str | None:
         """The script that shows a site's violation, where one is to be saved."""
@@ -75,8 +95,8 @@ class Verifier:
             if checked.counterexample is None or level is None:
                 continue
             assert self.folder is not None
-            stem = f"{key.replace('#', '_').replace(' ', '_')}_{one.piece.digest[:8]}"
-            problem = build(one.piece, *level)
+            stem = f"{re.sub('[^A-Za-z0-9]+', '_', key)[:80]}_{one.piece.digest[:8]}"
+            problem = build(self.smaller.get(one.piece.digest, one.piece), *level)
             return save(
                 self.folder, stem, f"{key} breaks its contract, {contract.value}.",
                 checked.reason, self.again, problem, checked.counterexample,
@@ -94,7 +114,9 @@ class Verifier:
             if self.known[key][0].verdict is not Verdict.VERIFIED or level is None:
                 continue
             if key not in self.scored:
-                made = Mutants(one.piece, one.mutants, contract, level, self.limits)
+                small = self.smaller.get(one.piece.digest)
+                parts = (one.piece, one.mutants) if small is None else (small, {})
+                made = Mutants(*parts, contract, level, self.limits)
                 self.scored[key] = tuple(made.scores())
             found += self.scored[key]
         return tuple(found)
@@ -237,7 +259,7 @@ def judged(
     found = []
     for i, site in enumerate(sites):
         numbers[site.pass_name] += 1
-        key = f"{site.pass_name}#{numbers[site.pass_name]}"
+        key = (site.addresses or (f"{site.pass_name}#{numbers[site.pass_name]}",))[0]
         if progress is not None:
             progress(i, len(sites), key)
         whole = wholes.get(site.pass_name)
@@ -252,7 +274,10 @@ def judged(
     if progress is not None:
         progress(len(sites), len(sites), "")
     notes = () if sites else ("no pass applied anywhere: there is nothing to verify",)
-    return Evidence(report.name, tuple(found), notes=(*notes, *report.notes), mutated=mutants)
+    return Evidence(
+        report.name, tuple(found), notes=(*notes, *report.notes), mutated=mutants,
+        ended=report.ended,
+    )  # fmt: skip
 
 
 def _known(name: str) -> str:

@@ -73,7 +73,7 @@ class SiteVerdict:
     """One applied site."""
 
     key: str
-    """``pass#n``, in the order of the report."""
+    """The site's first address, as `optimize(disable=…)` takes it."""
     pass_name: str
     contract: str
     primitive: str
@@ -138,10 +138,17 @@ class Evidence:
     notes: tuple[str, ...] = ()
     mutated: bool = False
     """Whether mutants were asked for."""
+    ended: bool = True
+    """Whether the passes came to an end; else sites were left that nobody has seen."""
 
     def count(self, verdict: Verdict) -> int:
         """How many sites ended so."""
         return sum(s.checked.verdict is verdict for s in self.sites)
+
+    @property
+    def shrunk(self) -> int:
+        """How many sites were verified at smaller shapes than the program's, which shows less."""
+        return sum(s.checked.shrunk and s.checked.verdict is Verdict.VERIFIED for s in self.sites)
 
     @property
     def killed(self) -> tuple[int, int]:
@@ -168,7 +175,7 @@ class Evidence:
         verified = self.count(Verdict.VERIFIED)
         idle = self.mutated and not self.killed[1]
         unsure = self.facts is not None and self.facts["why"] is not None
-        if not self.sites or verified < len(self.sites) or idle or unsure:
+        if not self.ended or not self.sites or verified < len(self.sites) or idle or unsure:
             return Verdict.UNKNOWN
         return Verdict.VERIFIED
 
@@ -181,6 +188,8 @@ class Evidence:
         """The score in one line."""
         n = len(self.sites)
         parts = [f"{self.count(Verdict.VERIFIED)} of {n} sites verified"]
+        if self.shrunk:
+            parts.append(f"{self.shrunk} of these at shrunk shapes only")
         for verdict, word in ((Verdict.VIOLATION, "violated"), (Verdict.UNKNOWN, "unknown")):
             if self.count(verdict):
                 parts.append(f"{self.count(verdict)} {word}")

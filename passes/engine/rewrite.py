@@ -10,7 +10,7 @@ from typing import Any
 from ...compat import jaxprs
 from ...compat.jaxprs import Body
 from ...compat.source import source_line
-from ...matchers.fact import UNKNOWN
+from ...matchers.fact import UNKNOWN, Fact
 from ...matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
 from ...matchers.graph import Apart, Dataflow, Scope
 from ..base import Accepted, FrozenLeaf, Match, Pass, Reason, Site, SiteDeclined, Status
@@ -41,12 +41,14 @@ def rewrite(
     name: str = "",
     request: Request | None = None,
     addresses: Addresses | None = None,
+    facts: tuple[Fact, ...] | None = None,
 ) -> Optimized:
     """Rewrite a closed jaxpr to a fixed point of the passes.
 
     Passes that judge the whole program come first, told what is ``request``ed. Each round matches
     on the dataflow of every body, substitutes what was accepted, and analyses only bodies that
-    changed. With ``addresses``, sites have theirs, and those that are turned off are declined.
+    changed. ``facts`` are what is known of each input. With ``addresses``, sites have theirs, and
+    those that are turned off are declined.
     """
     analysis = Analysis()
     refused: dict[tuple[Any, ...], Reason] = {}
@@ -57,7 +59,8 @@ def rewrite(
     visited: tuple[int, int, tuple[NotEnteredGroup, ...]] | None = None
     brought: Brought = {}
     crowded: set[int] = set()
-    rounds = 0
+    rounds, ended = 0, True
+    known = facts or (UNKNOWN,) * len(jaxprs.invars(closed))
     whole = [p for p in passes if p.program is not None]
     local = [p for p in passes if p.program is None]
     apart = Apart(frozenset().union(*(p.roots() for p in local)))
@@ -66,7 +69,7 @@ def rewrite(
     frozen: list[FrozenLeaf] = []
     while rounds < MAX_ROUNDS:
         rounds += 1
-        flow = _flow(closed, analysis, apart)
+        flow = _flow(closed, analysis, apart, known)
         visited = visited or _visited(flow)
         if addresses is not None and rounds == 1 and not addresses.was_read:
             addresses.read(flow, read_from or ())
@@ -77,8 +80,8 @@ def rewrite(
             if judged.closed is not closed or judged.spared:
                 closed = judged.closed
                 flow.release()
-                flow = _flow(closed, analysis, apart)
-        flow, accepted, found = _match_calls(flow, analysis, local, told, taken, apart)
+                flow = _flow(closed, analysis, apart, known)
+        flow, accepted, found = _match_calls(flow, analysis, local, told, taken, apart, known)
         interpreter = Interpreter(accepted)
         moved: Body | None = None
         while accepted:
@@ -92,7 +95,9 @@ def rewrite(
             except SiteDeclined as declined:
                 _refuse(declined, accepted, refused)
                 # A pass of less preference may take what this one had to give back.
-                flow, accepted, found = _match_calls(flow, analysis, local, told, taken, apart)
+                flow, accepted, found = _match_calls(
+                    flow, analysis, local, told, taken, apart, known
+                )
                 interpreter = interpreter.again(accepted)
         if moved is not None:
             # Everything is judged anew with the value where it is wanted: no round of its own.
@@ -117,6 +122,7 @@ def rewrite(
         if not accepted:
             break
     else:
+        ended = False
         notes.append(f"stopped after {MAX_ROUNDS} rounds with sites still applying")
     if analysis.generalised:
         notes.append(
@@ -138,6 +144,7 @@ def rewrite(
         equations=equations,
         bodies=bodies,
         rounds=rounds,
+        ended=ended,
         frozen=tuple(frozen),
         superseded=tuple(sorted(taken)),
         notes=tuple(notes),
@@ -148,8 +155,8 @@ def rewrite(
 _Key = tuple[int, int]
 
 
-def _flow(closed: Body, analysis: Analysis, apart: Apart) -> Dataflow:
-    return Dataflow(closed, analysis, (UNKNOWN,) * len(jaxprs.invars(closed)), apart)
+def _flow(closed: Body, analysis: Analysis, apart: Apart, known: tuple[Fact, ...]) -> Dataflow:
+    return Dataflow(closed, analysis, known, apart)
 
 
 def _match_calls(
@@ -159,6 +166,7 @@ def _match_calls(
     told: Told,
     taken: set[str],
     apart: Apart,
+    known: tuple[Fact, ...],
 ) -> tuple[Dataflow, dict[_Key, Accepted], list[Site]]:
     """Judge every candidate, in each call of a body by itself where a verdict may depend on it.
 
@@ -177,7 +185,7 @@ def _match_calls(
             apart.add(body)
         closed = flow.root.body
         flow.release()
-        flow = _flow(closed, analysis, apart)
+        flow = _flow(closed, analysis, apart, known)
 
 
 def _alike(found: Mapping[tuple[_Key, str], tuple[Scope, Site]]) -> list[Site]:

@@ -1,5 +1,6 @@
 """`bisect` finds what breaks a check, and says so where nothing can be said."""
 
+import dataclasses
 import random
 from itertools import combinations
 
@@ -10,6 +11,9 @@ import pytest
 import relower
 from relower.cli.main import main
 from relower.gates.bisect import _Search
+from relower.gates.bisect_work import work
+from relower.lowering.errors import InputError
+from relower.passes import registry
 
 SITES = [f"p@f#{i}" for i in range(1, 17)]
 
@@ -104,3 +108,50 @@ def test_the_command(tmp_path, monkeypatch, capfd):
     assert "the check holds with all sites on" in capfd.readouterr().out
     assert main(["bisect", "step.py:case", "--check", "step.py:nothing"]) == 2
     assert "no function 'nothing'" in capfd.readouterr().err
+
+
+def train(w, ids):
+    def loss(w):
+        return jnp.mean(jnp.square(step(w, ids)[0] - 3.0)) + w[jnp.argmax(w[:, 0])].sum()
+
+    value, grads = jax.value_and_grad(loss)(w)
+    return {"loss": value, "grads": grads}
+
+
+METRICS = dict.fromkeys(("tokens_kept", "mean_log_prob", "last_log_prob", "entropy", "grad_norm"))
+TRAINING = relower.case(
+    train, jax.random.normal(jax.random.key(0), (64, 2)), ARGS[1],
+    numerics=relower.Numerics(grads="grads", params=None, metrics={**METRICS, "loss": "loss"}),
+)  # fmt: skip
+
+
+def numerics(case):
+    request = {"spec": "step.py:case", "passes": None, "contract": "bitwise", "frozen": None,
+               "assume": None, "disable": [],
+               "options": {"check": "numerics", "most": 50}}  # fmt: skip
+    return work(case, request)
+
+
+def test_the_site_that_breaks_a_figure_of_the_numerics_gate(monkeypatch):
+    every = registry.all_passes()
+    own = registry.by_name("nonnegative_index")
+
+    def shifted(match):
+        way = own.replace(match)
+        return dataclasses.replace(way, fn=lambda *xs: [xs[0] * 0 + 3], key="shifted")
+
+    held = numerics(TRAINING)
+    assert (held["outcome"], held["sites"]) == ("holds", [])
+    assert held["among"] > 1
+    wrong = tuple(dataclasses.replace(p, replace=shifted) if p is own else p for p in every)
+    monkeypatch.setattr(registry, "all_passes", lambda: wrong)
+    found = numerics(TRAINING)
+    assert found["outcome"] == "found"
+    assert all(site.startswith("nonnegative_index@") for site in found["sites"])
+    assert len(found["sites"]) == 1
+    assert "wanted at most" in found["said"]
+
+
+def test_numerics_needs_a_case_that_says_what_its_outputs_are():
+    with pytest.raises(InputError, match="--check numerics needs numerics="):
+        numerics(relower.case(step, *ARGS))

@@ -17,7 +17,8 @@ from relower.gates.verify.check import Limits
 from relower.gates.verify.verdict import Checked, Evidence, Verdict
 from relower.lowering.errors import InputError
 from relower.passes import concat_cotangents, nonnegative_index, registry
-from relower.passes.base import Contract
+from relower.passes.base import Contract, Reason, Requirement
+from relower.passes.engine import rewrite as rewriting
 
 TABLE, PLACES = np.arange(5, dtype=np.float32), np.array([1, 2, 3], np.int32)
 
@@ -40,7 +41,7 @@ def test_a_site_that_keeps_its_contract(quick):
     site = only(found)
     assert found.verdict is Verdict.VERIFIED
     assert found.exit_code == 0
-    assert site.key == "nonnegative_index#1"
+    assert site.key == "nonnegative_index@known#1"
     assert site.checked.runs == len(themes.EXACT)
     assert site.checked.shapes == ("i32[3]",)
     assert site.facts == ("i32[3] in [0, 4]",)
@@ -122,6 +123,15 @@ def test_nothing_run_is_not_verified(monkeypatch, quick):
     assert found.exit_code == 2
 
 
+def test_passes_that_do_not_come_to_an_end_are_not_verified(monkeypatch, quick):
+    monkeypatch.setattr(rewriting, "MAX_ROUNDS", 1)
+    found = verify(known, TABLE, PLACES, passes=["nonnegative_index"], limits=quick)
+    assert only(found).checked.verdict is Verdict.VERIFIED
+    assert found.verdict is Verdict.UNKNOWN
+    assert found.exit_code == 2
+    assert any("stopped after 1 rounds" in note for note in found.notes)
+
+
 def test_no_sites_are_not_verified(quick):
     found = verify(lambda x: x + 1, TABLE, limits=quick)
     assert found.verdict is Verdict.UNKNOWN
@@ -134,6 +144,49 @@ def test_what_is_too_large_is_unknown():
     found = verify(known, TABLE, PLACES, passes=["nonnegative_index"], limits=tiny)
     assert found.exit_code == 2
     assert "above the limit of 8" in only(found).checked.reason
+
+
+def sort_rows(rows, keys):
+    return rows[jnp.argsort(assume_range(keys, 0, 511))]
+
+
+LARGE = jax.ShapeDtypeStruct((1 << 17, 64), jnp.float32), jax.ShapeDtypeStruct((1 << 17,), "int32")
+SMALL = Limits(bytes=1 << 20, seeds=1)
+
+
+def test_what_is_too_large_is_run_at_smaller_shapes():
+    found = verify(sort_rows, *LARGE, passes=["argsort_packed_key"], limits=SMALL, mutants=True)
+    site = only(found)
+    assert found.verdict is Verdict.VERIFIED
+    assert site.checked.shrunk
+    assert site.checked.shapes == ("i32[16384]",)
+    assert "at shrunk shapes: 131,072 → 16,384" in site.checked.notes
+    assert "1 of these at shrunk shapes only" in found.line()
+    killed, total = found.killed
+    assert killed == total > 0
+
+
+def test_a_violation_at_smaller_shapes(swap, tmp_path):
+    own = registry.by_name("argsort_packed_key")
+    reversed_ties = next(m for n, m in own.mutants.items() if "ties" in n)
+    swap("argsort_packed_key", replace=lambda match: reversed_ties(match, own.replace(match)))
+    found = verify(sort_rows, *LARGE, passes=["argsort_packed_key"], limits=SMALL,
+                   repro=str(tmp_path))  # fmt: skip
+    site = only(found)
+    assert site.checked.verdict is Verdict.VIOLATION
+    assert site.checked.shrunk
+    assert site.repro is not None
+
+
+def test_a_pass_that_makes_something_else_of_smaller_shapes_stays_unknown(swap):
+    own = registry.by_name("argsort_packed_key")
+    large = Requirement("large", "It is large.", lambda m: None if m.eqn.invars[0].aval.size > 1e5
+                        else Reason("small", "it is small", "a few", "many"))  # fmt: skip
+    swap("argsort_packed_key", requirements=(*own.requirements, large))
+    found = verify(sort_rows, *LARGE, passes=["argsort_packed_key"], limits=SMALL)
+    assert found.exit_code == 2
+    assert "above the limit" in only(found).checked.reason
+    assert "at smaller shapes the pass doesn't apply" in only(found).checked.reason
 
 
 def test_an_inverse_at_hand_is_run_with_what_makes_it(quick):
