@@ -13,12 +13,12 @@ for; nothing is lowered, compiled or allocated:
 
 Each model and size runs in a process of its own, which after a warm-up on two layers traces the
 step plain and under `relower.optimize` by turns, all of jax's caches cleared each time, and prints
-CPU seconds. *ratio* is optimize over plain, the median of pairs taken one after the other, as a user
-meets it; *uncollected* is the same with Python's garbage collector off on both sides: optimize keeps
-the collector from its full passes while it works, which plain tracing doesn't, so that of large
-programs *ratio* alone would flatter it. *added* is what optimize adds for each 1,000 equations with
-the collector off, and *linear* that over the first size's. *memory* is the peak that the traced step
-adds to a process of its own, under optimize over plain.
+CPU seconds. *ratio* is optimize over plain, the median of pairs taken one after the other, as a
+user meets it; *uncollected* is the same with Python's garbage collector off on both sides: optimize
+keeps the collector from its full passes while it works, which plain tracing doesn't, so that of
+large programs *ratio* alone would flatter it. *added* is what optimize adds for each 1,000
+equations with the collector off, and *linear* that over the first size's. *memory* is the peak that
+the traced step adds to a process of its own, under optimize over plain.
 
 Start-up is that of ``import relower``, of ``import jax`` and of ``relower --help``, in seconds of
 CPU. ``--gate`` times the gate on four cells, twice: with ``--jobs 1`` and with ``--jobs 2``, in

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax.sharding import AxisType
 
 
@@ -56,3 +57,13 @@ def by_hand(mesh: Any) -> tuple[Any, tuple[str, ...]]:
         return None, ()
     manual = mesh.manual_axes
     return mesh.update_axis_types(dict.fromkeys(manual, AxisType.Auto)), tuple(manual)
+
+
+def is_explicit(mesh: Any) -> bool:
+    """Whether an axis of a mesh is in the types of arrays."""
+    return AxisType.Explicit in mesh.axis_types
+
+
+def a_mesh_is_set() -> bool:
+    """Whether a mesh is set around the caller, as by `jax.set_mesh`."""
+    return not jax.sharding.get_abstract_mesh().empty

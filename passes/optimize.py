@@ -19,6 +19,7 @@ from . import registry
 from .base import Contract, Measured, Pass, PassNotApplicable
 from .disable import DISABLED, Disabled, split
 from .engine.addresses import Addresses
+from .engine.claims import NOT_CHECKED, Claims, tied
 from .engine.lines import Lines
 from .engine.met import check_met
 from .engine.meter import Meter
@@ -39,6 +40,10 @@ class MeasureWarning(UserWarning):
     """Sites were to be decided by estimated cycles, and were by rule of thumb."""
 
 
+class FactWarning(UserWarning):
+    """Facts that a rewrite leaned on were to be checked, and can't be."""
+
+
 @overload
 def optimize(
     fn: None = None,
@@ -49,6 +54,7 @@ def optimize(
     choose: Choose = None,
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
+    check_facts: bool = False,
 ) -> Callable[[F], F]: ...
 
 
@@ -62,6 +68,7 @@ def optimize(
     choose: Choose = None,
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
+    check_facts: bool = False,
 ) -> F: ...
 
 
@@ -74,6 +81,7 @@ def optimize(
     choose: Choose = None,
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
+    check_facts: bool = False,
 ) -> F | Callable[[F], F]:
     """A function that computes what ``fn`` computes, by better ops where a pass applies.
 
@@ -108,6 +116,9 @@ def optimize(
         ``leaves`` may be: a regex on paths, a function of a path, or a tree of bools. A gradient
         that something else reads is kept, and the report says by what.
       assume: ``"finite_grads"``: a gradient that is multiplied by zero is neither inf nor NaN.
+      check_facts: have the function check each fact that its rewrites leaned on. The checks are
+        `jax.experimental.checkify`'s: without ``checkify(optimize(fn, check_facts=True))`` they do
+        nothing. What can't be checked is in the notes of `explain`'s report.
 
     Raises:
       ValueError: an unknown pass, contract, way or assumption, a choice for a pass that knows one
@@ -119,13 +130,14 @@ def optimize(
     if fn is None:
         return lambda fn: optimize(
             fn, passes=passes, contract=contract, disable=disable, choose=choose,
-            frozen=frozen, assume=assume,
+            frozen=frozen, assume=assume, check_facts=check_facts,
         )  # fmt: skip
     if not callable(fn):
         raise TypeError(f"optimize: found {fn!r} of type {type(fn).__name__}, wanted a function")
     chosen, named, asked = _selected(passes, contract, disable, choose)
     told = _Told.of(frozen, assume, disable, chosen)
     options: dict[str, Any] = {"passes": chosen, "told": told, "named": named, "asked": asked}
+    options["check_facts"] = check_facts
     if tracing.is_jitted(fn):
         return cast(F, tracing.rejit(fn, functools.partial(_wrap, jitted=True, **options)))
     if nnx.is_jitted(fn):
@@ -144,6 +156,7 @@ def explain(
     assume: str | Iterable[str] | None = None,
     lines: bool = False,
     suggest: bool = False,
+    check_facts: bool = False,
     **kwargs: Any,
 ) -> Report:
     """What `optimize` would do to ``fn(*args, **kwargs)``: every site, applied or declined.
@@ -159,6 +172,7 @@ def explain(
       assume: as for `optimize`.
       lines: note at each site all lines that it takes equations from (`Site.lines`).
       suggest: note at each site applied what to write in the source instead (`Site.suggestion`).
+      check_facts: as for `optimize`; the notes say which facts aren't checked.
       **kwargs: keyword arguments of ``fn``.
     """
     chosen, _, asked = _selected(passes, contract, disable, choose)
@@ -169,7 +183,8 @@ def explain(
     notebooks += [Suggesting()] if suggest else []
     for noted in notebooks:
         chosen = noted.noting(chosen)
-    report = _rewritten(closed, chosen, asked, _name(fn), request, addresses).report
+    done = _rewritten(closed, chosen, asked, _name(fn), request, addresses, check_facts)
+    report = done.report
     for noted in notebooks:
         report = noted.annotated(report)
     return report
@@ -263,10 +278,16 @@ def _rewritten(
     name: str,
     request: Request,
     addresses: Addresses | None,
+    check_facts: bool = False,
 ) -> Optimized:
     meter = None if asked is None else Meter(asked)
     run = passes if meter is None else meter.measuring(passes)
+    claims = Claims() if check_facts else None
+    run = run if claims is None else claims.claiming(run)
     done = rewrite(closed, run, name=name, request=request, addresses=addresses)
+    if claims is not None:
+        notes = (*done.report.notes, *claims.notes)
+        done = replace(done, closed=tied(done.closed), report=replace(done.report, notes=notes))
     if addresses is not None and addresses.disabled.addresses:
         check_met(addresses.disabled, done.report, closed, passes, request)
     return done if meter is None else replace(done, report=meter.annotated(done.report))
@@ -339,6 +360,7 @@ def _wrap(
     named: frozenset[str],
     jitted: bool,
     asked: Measured | None,
+    check_facts: bool,
 ) -> Callable[..., Any]:
     """``fn`` rewritten on each new signature, evaluated under the caller's trace.
 
@@ -352,15 +374,18 @@ def _wrap(
         out_tree = traced.outputs.arrays
         request = told.request(fn, args, kwargs, is_dynamic, traced.closed, out_tree)
         addresses = Addresses(told.disabled) if told.disabled else None
-        done = _rewritten(traced.closed, passes, asked, _name(fn), request, addresses)
+        name = _name(fn)
+        done = _rewritten(traced.closed, passes, asked, name, request, addresses, check_facts)
         _warn(done.report)
+        if check_facts:
+            _warn_unchecked(done.report)
         if named:
             _require_all([p for p in passes if p.name in named], done.report)
         return done.closed, traced.outputs, traced.holds_tracers
 
     @functools.cache
     def optimized_on_state() -> Callable[..., Any]:
-        return _wrap(nnx.on_state(fn), passes, told.on_state(), named, jitted, asked)
+        return _wrap(nnx.on_state(fn), passes, told.on_state(), named, jitted, asked, check_facts)
 
     @functools.wraps(fn)
     def optimized(*args: Any, **kwargs: Any) -> Any:
@@ -407,6 +432,13 @@ def _warn(report: Report) -> None:
             MeasureWarning,
             stacklevel=4,
         )
+
+
+def _warn_unchecked(report: Report) -> None:
+    """Says which facts nothing checks, as the notes of a report would."""
+    for note in report.notes:
+        if note.startswith(NOT_CHECKED):
+            warnings.warn(f"{report.name}: {note}", FactWarning, stacklevel=4)
 
 
 def _require_all(passes: Sequence[Pass], report: Report) -> None:

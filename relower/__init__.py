@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .passes.base import PassNotApplicable as PassNotApplicable
     from .passes.frozen import Frozen as Frozen
     from .passes.keep import keep as keep
+    from .passes.optimize import FactWarning as FactWarning
     from .passes.optimize import MeasureWarning as MeasureWarning
     from .passes.optimize import assert_applied as assert_applied
     from .passes.optimize import explain as explain
@@ -41,6 +42,7 @@ _HOME = {
     "Cost": "lowering.cost.model",
     "Difference": "lowering.change",
     "Evidence": "gates.verify.verdict",
+    "FactWarning": "passes.optimize",
     "MeasureWarning": "passes.optimize",
     "Measured": "passes.base",
     "Numerics": "lowering.numerics",

@@ -18,6 +18,7 @@ from ...lowering.as_target import as_target
 from ...lowering.case import Case, case
 from ...lowering.errors import InputError
 from ...lowering.targets import DEFAULT_TARGET, make_mesh, mesh_context, parse_target
+from ...matchers.fact_check import words
 from ...passes import registry
 from ...passes.base import Contract, Pass, Site
 from ...passes.optimize import rewritten
@@ -338,8 +339,6 @@ def verify_examples(
 
 def facts_of(kept: Sequence[Kept]) -> tuple[str, ...]:
     """What was known of a site's inputs beyond their types, in words."""
-    from .facts import words
-
     found: dict[str, None] = {}
     for one in kept:
         if one.piece is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...compat import bodies as compat_bodies
 from ...compat import edit, jaxprs, tracing, vma
+from ...compat.claims import claim_p
 from ...compat.jaxprs import Atom, Body, Eqn, Jaxpr, Var
 from ...compat.mesh_types import differs_only_in_mesh
 from ...compat.source import is_kept
@@ -332,6 +333,11 @@ def _acts(eqn: Eqn) -> bool:
     return bool(eqn.effects) and bool(jaxprs.true_effects(eqn))
 
 
+def _stays(eqn: Eqn) -> bool:
+    """Whether an equation is there to stay though nothing reads it."""
+    return eqn.primitive is claim_p or is_kept(eqn)
+
+
 def _without_a_successor(
     eqns: Sequence[Eqn],
     sites: Mapping[int, Accepted],
@@ -390,7 +396,7 @@ def _prune(
     kept: list[Eqn] = []
     unread: set[int] = set()
     for index, eqn in zip(reversed(places), reversed(emitted), strict=True):
-        if not read.isdisjoint(eqn.outvars) or _acts(eqn) or is_kept(eqn):
+        if not read.isdisjoint(eqn.outvars) or _acts(eqn) or _stays(eqn):
             read.update([a for a in eqn.invars if type(a) is not literal])
         elif index in was_live:
             gone.update(eqn.outvars)
