@@ -9,6 +9,8 @@ lowered for a mesh of eight devices.
     plain[NAME]                `real`, or another size of `VARIANTS`
     twins[NAME-FORM]           with one thing done by hand; the forms are those of by_hand/
     wrong[NAME]                with a mistake in it
+    step[NAME]                 a whole step that runs here, forward, backward and update: for the
+                               numerics gate, with a form of by_hand/mistakes.py as the control
 """
 
 from __future__ import annotations
@@ -112,6 +114,52 @@ def wrong() -> dict[str, Any]:
     scales = replace(REAL, ops=replace(REAL.ops, gathered_wi=mistakes.gathered_wi_with_one_scale))
     named = {"ties": ties, "rows": rows, "scales": scales}
     return {name: forward_backward(config) for name, config in named.items()}
+
+
+STEP = replace(TINY, blocks=1, sequence=32, delta_chunk=16, chunks=1)
+"""What a step is run with: each kind of layer, at half the length, in one chunk."""
+
+
+def step() -> dict[str, Any]:
+    """A step of `STEP` as it is, and with a mistake, as ``relower.case``s that can be run."""
+    rows = replace(STEP.ops, **by_hand.FORMS["rows"])
+    rows = replace(rows, put_back=mistakes.put_back_the_wrong_way)
+    forms = {"plain": STEP.ops, "rows": rows}
+    return {name: whole_step(replace(STEP, ops=ops)) for name, ops in forms.items()}
+
+
+def whole_step(config: Config) -> Any:
+    """Forward, backward and update in one function; what it returns, and how steps follow."""
+
+    def build(mesh: Any) -> tuple[Any, Any]:
+        state, batch = abstract_inputs(config, mesh)
+        forward_backward = trainer.make_forward_backward(config, mesh)
+        update = trainer.make_update(config)
+
+        def step(state: trainer.State, batch: Any) -> tuple[trainer.State, Any]:
+            loss, grads = forward_backward(state.params, batch)
+            return update(state, grads), {"loss": loss, "grads": grads}
+
+        return step, (state, batch)
+
+    def arrays(mesh: Any) -> tuple[Any, Any]:
+        state = jax.jit(trainer.init_state, static_argnums=1)(jax.random.key(0), config)
+        batch = jax.jit(trainer.synthetic_batch, static_argnums=1)(jax.random.key(1), config)
+        return jax.device_put(state, trainer.shardings(state, mesh)), batch
+
+    missing = ("tokens_kept", "mean_log_prob", "last_log_prob", "entropy", "grad_norm")
+    return relower.case(
+        build,
+        mesh=MESH,
+        numerics=relower.Numerics(
+            grads="1/grads",
+            params="0/params",
+            metrics={"loss": "1/loss"} | dict.fromkeys(missing),
+            advance=lambda out, args: (out[0], args[1]),
+            args=arrays,
+            replicate="arguments",
+        ),
+    )
 
 
 def twin(config: Config, name: str) -> Any:

@@ -80,6 +80,20 @@ def test_nine_pass_sets_in_five_programs():
     assert all(p["passes"] == programs[0]["passes"] for p in programs)
 
 
+def test_the_numbers_have_a_cell_that_agrees_and_a_control():
+    """Read only: running it takes minutes (docs/qwen_hybrid.md)."""
+    agrees, control = load_matrix(GATE.with_name("numerics.toml")).cells
+    assert agrees.identical
+    assert agrees.node.choice.passes == "default"
+    assert agrees.numerics.steps == 3
+    assert not control.identical
+    assert control.numerics.caught_by == ("grads/delta/wi l2",)
+    steps = cases.step()
+    for node in (agrees.node, agrees.other, control.node, control.other):
+        name = node.spec.partition("[")[2].rstrip("]")
+        assert set(steps[name].numerics.metrics) >= {"loss"}
+
+
 @pytest.fixture(scope="module")
 def rewritten():
     case = cases.real()
