@@ -14,7 +14,10 @@ pass has made, and refines the result; so does the gradient of an optimized forw
 no solve is left. With the whole step optimized, a backward pass that doesn't recompute the inverse
 and gets it through a loop or a shard_map still solves.
 
-Finite matrices are the contract's: an inverse that overflows may do so at another element.
+Finite matrices are the contract's: an inverse that overflows may do so at another element. Each
+site keeps the contract's bound; what a whole model makes of its errors is another matter. In the
+tiny hybrid decoder, one draw in float32 on a CPU, gradients are off from float64 by 0.86 to 1.83
+times what they are without this pass (1.30 times over all leaves).
 
 For 64 matrices of 128 rows, libtpu 0.0.52 estimates 1,213,607 TPU7x cycles for the solve, 1,194,467
 of them to invert its diagonal blocks, and 137,871 for the products. For 64 matrices of 64 rows the
