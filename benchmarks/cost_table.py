@@ -6,8 +6,9 @@
 Each line is one program, compiled for one TPU7x core by libtpu on this host (install relower[tpu]);
 nothing runs and no TPU is needed. The figures expected are of libtpu 0.0.52 and must be met within
 2 %, temporaries too; two timings published for a TPU7x must be met within 15 % at one clock. With
-another libtpu the lines are shown and only the timings are judged. Exit code 1 where one is off,
-2 where one could not be measured.
+another libtpu the lines are shown and only the timings are judged. Two lines are said apart: an
+older figure of theirs that no spelling gives is printed as not reproduced, and what is judged is
+the figure that they do have. Exit code 1 where one is off, 2 where one could not be measured.
 
 What the compiler said before is taken from the cache (`--no-cache` compiles all).
 """
@@ -58,6 +59,8 @@ class Line:
     """Only what is in this name scope is summed."""
     measured: tuple[float, ...] = ()
     """Milliseconds that were published for a TPU7x."""
+    not_reproduced: int | None = None
+    """An older figure for this operation that none of the spellings tried gives."""
 
 
 def by(fn: Function, *passes: str) -> Function:
@@ -104,13 +107,14 @@ def inverse_by_counting(ids: jax.Array) -> jax.Array:
     """
     with jax.named_scope("inverting"):
         blocks = ids.reshape(-1, COUNTED)[:, :, None]
-        one_hot = (blocks == lax.iota(ids.dtype, EXPERTS)).astype(jnp.bfloat16)
+        own = blocks == lax.iota(ids.dtype, EXPERTS)
+        one_hot = own.astype(jnp.bfloat16)
         lower = jnp.tril(jnp.ones((COUNTED, COUNTED), jnp.bfloat16), -1)
         inside = jnp.einsum("ij,bje->bie", lower, one_hot, preferred_element_type=jnp.float32)
         sums = one_hot.astype(jnp.float32).sum(1)
         earlier = jnp.cumsum(sums, axis=0) - sums
         starts = jnp.cumsum(sums.sum(0)) - sums.sum(0)
-        places = (inside + (earlier + starts)[:, None, :]) * one_hot
+        places = jnp.where(own, inside + (earlier + starts)[:, None, :], 0)
         return places.sum(2).astype(jnp.int32).reshape(-1)
 
 
@@ -196,8 +200,10 @@ def lines() -> list[Line]:
         Line("causal conv1d", "cast late", conv(True), (x, taps), 308_483, 0),
         Line("its backward", "cast early", conv_backward(False), (x, taps, x), 792_269, 1_342),
         Line("its backward", "cast late", conv_backward(True), (x, taps, x), 703_314, 537),
-        Line("halves joined", "add of two pads", add_of_pads, (half, half), 161_387),
-        Line("halves joined", "concatenate", concatenated, (half, half), 161_387),
+        Line("halves joined", "add of two pads", add_of_pads, (half, half), 55_390,
+             not_reproduced=161_387),
+        Line("halves joined", "concatenate", concatenated, (half, half), 55_390,
+             not_reproduced=161_387),
         Line("rows of p // k", "take(repeat(arange))", rows_by_table, rows, 11_701),
         Line("rows of p // k", "p // k", rows_by_division, rows, 2_192),
     ]  # fmt: skip
@@ -205,7 +211,12 @@ def lines() -> list[Line]:
 
 def measured(line: Line, limit: float, cache: bool) -> dict[str, Any]:
     """One line's figures and whether they hold, as plain JSON."""
-    result: dict[str, Any] = {"row": line.row, "label": line.label, "expected": line.cycles}
+    result: dict[str, Any] = {
+        "row": line.row,
+        "label": line.label,
+        "expected": line.cycles,
+        "not_reproduced": line.not_reproduced,
+    }
     try:
         found: Cost = relower.cost(line.fn, *line.args, limit=limit, cache=cache)
     except InputError as error:
@@ -245,6 +256,8 @@ def shown(line: Line, result: dict[str, Any]) -> str:
     if line.measured:
         published = "–".join(f"{ms:g}" for ms in line.measured)
         text += f" {result['milliseconds']:.3f} ms, published {published} ms"
+    if line.not_reproduced is not None:
+        text += f" NOT REPRODUCED: {line.not_reproduced:,}, see docs/cost.md"
     return text
 
 
@@ -268,7 +281,12 @@ def main() -> int:
         print(json.dumps(results, indent=2))
     held = sum(r["ok"] is True for r in results)
     unknown = sum(r["ok"] is None for r in results)
-    print(f"{held} of {len(results)} hold, {unknown} not measured", file=out)
+    apart = sum(line.not_reproduced is not None for line in chosen)
+    print(
+        f"{held} of {len(results)} hold, {unknown} not measured; "
+        f"{apart} have an older figure that isn't reproduced",
+        file=out,
+    )
     return 1 if held + unknown < len(results) else 2 if unknown else 0
 
 

@@ -11,12 +11,15 @@ import jax
 from ..lowering.case import Case, case
 from ..lowering.change import Verdict
 from ..lowering.diff import diff
+from ..lowering.load import describe
 from ..lowering.lower import lower
 from ..lowering.program import Program
 from ..passes.base import Example, Pass
+from ..passes.guarded import PassFault, failed
 from ..passes.optimize import explain, optimize
 from ..passes.plugins import fault_of
-from ..passes.registry import DEFAULT, by_name
+from ..passes.registry import DEFAULT, all_passes, by_name
+from .reason_codes import noting, written_faults
 from .verify.api import verify
 from .verify.verdict import Verdict as Evidence
 
@@ -24,7 +27,9 @@ from .verify.verdict import Verdict as Evidence
 def check_pass(rewrite: Pass | str) -> None:
     """Asserts of a pass what relower asserts of its own, on the examples that it comes with.
 
-    - it is whole: a name, a contract, texts, requirements with codes of their own, examples;
+    - it is whole: a name, a contract, texts, requirements with codes of their own, which their
+      reasons have too, examples;
+    - none of its functions fails or returns what it may not (`relower.passes.guarded`);
     - ``before`` has a site, and lowers with it rewritten to what ``after`` lowers to (level
       ``inlined``), which is another program than ``before``;
     - ``after`` has none;
@@ -41,9 +46,13 @@ def check_pass(rewrite: Pass | str) -> None:
     p = by_name(rewrite) if isinstance(rewrite, str) else rewrite
     faults = list(_whole(p))
     if not faults:
+        noted = p if p in all_passes() else noting(p, faults)
         for example in p.examples():
             name = example.label or "an example"
-            faults += [f"{name}: {fault}" for fault in _on(p, example)]
+            try:
+                faults += [f"{name}: {fault}" for fault in _on(noted, example)]
+            except PassFault as fault:
+                faults.append(f"{name}: {fault}")
     if faults:
         raise AssertionError(f"{p.name}:\n" + "\n".join(f"  {fault}" for fault in faults))
 
@@ -63,7 +72,12 @@ def _whole(p: Pass) -> Iterator[str]:
         if not requirement.sentence.endswith("."):
             yield f"the requirement {requirement.code!r} reads {requirement.sentence!r}; wanted a "\
                   "sentence with a full stop"  # fmt: skip
-    examples: Any = p.examples()
+    yield from written_faults(p)
+    try:
+        examples: Any = tuple(p.examples())
+    except Exception as error:
+        yield str(failed(p.name, "examples", p.examples, error))
+        return
     if not examples:
         yield "it has no examples; wanted one `Example` or more to run `before` on"
     for example in examples:
@@ -75,14 +89,16 @@ def _on(p: Pass, example: Example) -> Iterator[str]:
     with mesh_of(example):
         try:
             report = explain(p.before, *example.args, passes=[p])
+            left = explain(p.after, *example.args, passes=[p]).applied
+        except PassFault:
+            raise
         except Exception as error:
-            yield f"`before` can't be traced: {type(error).__name__}: {error}"
+            yield _untraced(p, example, error)
             return
         if not report.applied:
             why = "; ".join(str(r) for s in report.declined for r in s.reasons)
             yield f"no site is found in `before`{': ' + why if why else ''}"
             return
-        left = explain(p.after, *example.args, passes=[p]).applied
         if left:
             yield f"`after` still has a site: {left[0].primitive} → {left[0].shape}"
         both: list[str | Pass] = [DEFAULT, p]
@@ -91,6 +107,16 @@ def _on(p: Pass, example: Example) -> Iterator[str]:
             yield f"a second optimize still rewrites: {again[0].pass_name} at {again[0].primitive}"
     yield from _identity(p, example)
     yield from _evidence(p, example)
+
+
+def _untraced(p: Pass, example: Example, error: Exception) -> str:
+    """What is wrong: `before`, `after`, or what the pass makes of the first."""
+    for name, fn in (("before", p.before), ("after", p.after)):
+        try:
+            jax.make_jaxpr(fn)(*example.args)
+        except Exception as found:
+            return f"`{name}` can't be traced: {failed(p.name, name, fn, found)}"
+    return f"`before` can't be rewritten: {describe(error)}"
 
 
 def _identity(p: Pass, example: Example) -> Iterator[str]:

@@ -131,6 +131,8 @@ def _explain(request: dict[str, Any]) -> Any:
                     assume=request["assume"],
                     **kwargs,
                 )
+        except InputError:
+            raise
         except ValueError as error:
             told = ("contract is", "frozen", "assume", "disable")
             if "no pass called" in str(error) or str(error).startswith(told):

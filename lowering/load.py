@@ -18,6 +18,7 @@ from .as_target import recorded
 from .case import Case, case
 from .errors import InputError
 from .locations import is_own_file
+from .packages import check_package, imports_relatively, package_of
 from .specs import parse_spec
 
 _CASE_FOLDERS: set[Path] = set()
@@ -39,7 +40,7 @@ def load_case(spec: str, args: Sequence[str] = ()) -> Case:
         raise InputError(f"{spec!r}: wanted FILE.py:NAME or FILE.py:NAME[KEY]")
     path = Path(path_text)
     if not path.is_file():
-        raise InputError(f"{path_text}: no such file")
+        raise InputError(f"{path_text}: no such file{_file_of(path_text, target)}")
     with recorded() as queries:
         module = load_module(path)
         found = _member(module, match["name"], path)
@@ -49,6 +50,9 @@ def load_case(spec: str, args: Sequence[str] = ()) -> Case:
 
 def load_module(path: Path) -> ModuleType:
     """Imports a file under a name of its own, with its folder first on the import path.
+
+    A file with relative imports is one of the package that ``__init__.py`` files beside it and
+    above make, and the folder that holds the package is on the import path, too.
 
     Modules that an earlier file's folder brought in under a name that this folder also has are set
     aside, so each file sees its own siblings.
@@ -61,17 +65,20 @@ def load_module(path: Path) -> ModuleType:
         raise InputError(f"{path}: wanted a Python file, ending in .py")
     mark = hashlib.sha256(str(path).encode()).hexdigest()[:12]
     stem = re.sub(r"\W", "_", path.stem)
-    name = f"relower_case_{mark}_{stem}"
+    root, package = package_of(path) if imports_relatively(path) else (path.parent, "")
+    name = f"{package}.relower_case_{mark}_{stem}".lstrip(".")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    _set_strangers_aside(path.parent)
-    folder = str(path.parent)
-    if folder in sys.path:
-        sys.path.remove(folder)
-    sys.path.insert(0, folder)  # it stays: functions may import siblings when they are called
-    _CASE_FOLDERS.add(path.parent)
+    for folder in dict.fromkeys((root, path.parent)):
+        _set_strangers_aside(folder)
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+        sys.path.insert(0, str(folder))  # it stays: functions may import when they are called
+        _CASE_FOLDERS.add(folder)
+    if package:
+        check_package(root, package)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -82,6 +89,17 @@ def load_module(path: Path) -> ModuleType:
         sys.modules.pop(name, None)
         raise InputError(f"{path}: can't be imported: {describe(error)}") from error
     return module
+
+
+def _file_of(path: str, target: str) -> str:
+    """What to write for a module that was given by its dotted name."""
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", path) is None or path.endswith(".py"):
+        return ""
+    inner = path.replace(".", "/")
+    for file in (f"{inner}.py", f"src/{inner}.py", f"{inner}/__init__.py"):
+        if Path(file).is_file():
+            return f"; a case is named by its file: write {file}:{target}"
+    return f"; a case is named by its file, not its module: write the path of {inner}.py"
 
 
 def _set_strangers_aside(folder: Path) -> None:

@@ -143,6 +143,8 @@ def _staged(chosen: Case, mesh: Any) -> Any:
     try:
         with mesh_context(mesh):
             traced = jitted.trace(*args, **kwargs)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(f"{name} can't be traced: {describe(error)}") from error
     try:

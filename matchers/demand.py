@@ -147,6 +147,10 @@ class Demands:
             demand.cuts[index] = cut
             kept = [eqn.invars[cut.chosen]] if cut.chosen is not None else []
         elif is_pairwise(eqn) and not jaxprs.true_effects(eqn):
+            needed = tuple(
+                n or _is_idle(demand.scope, a, v)
+                for n, a, v in zip(needed, eqn.invars, eqn.outvars, strict=True)
+            )
             demand.results[index] = demand.operands[index] = needed
             kept = [a for a, n in zip(eqn.invars, needed, strict=True) if n]
         elif index in demand.scope.children and edit.can_narrow(eqn):
@@ -215,6 +219,21 @@ class Demands:
         outputs = [p.outer is None or results[p.outer] for p in ports]
         zeroed = frozenset(i for i, p in enumerate(ports) if p.outer in zeros)
         return self.of(child, outputs, zeroed)
+
+
+def _is_idle(scope: Scope, operand: Any, result: Var) -> bool:
+    """Whether a constant is handed through to a result that nothing read in the first place.
+
+    jax hands the gradients of integers, which there are none of, through the derivative of a
+    barrier. What gives up the outputs of a program has nothing to do with these, and they stay.
+    """
+    if scope.readers(result):
+        return False
+    place = None if jaxprs.is_literal(operand) else scope.definition(operand)
+    if place is None:
+        return jaxprs.is_literal(operand)
+    eqn = scope.eqns[place[0]]
+    return not jaxprs.true_effects(eqn) and all(map(jaxprs.is_literal, eqn.invars))
 
 
 def carried_inputs(entered: Entered) -> list[int]:

@@ -201,6 +201,11 @@ def _key(given: Mapping[Any, Guard]) -> frozenset[Any]:
     return frozenset((v, plain(g.false), plain(g.true)) for v, g in given.items())
 
 
+def _reads(eqn: jaxprs.Eqn, those: set[Any]) -> bool:
+    """Whether an equation reads one of ``those`` variables."""
+    return bool(those) and any(a in those for a in eqn.invars if not jaxprs.is_literal(a))
+
+
 class _BodyAnalysis:
     """One pass over a body's equations."""
 
@@ -227,13 +232,13 @@ class _BodyAnalysis:
         facts.update(zip(jaxpr.invars, self.result.inputs))
         table, spliced = rules(), self.analysis._spliced
         related = {primitive(name) for name in ("select_n_p", "jit_p", "mul_p")}
+        better: set[Any] = set()  # variables of which more is known than before the rewrite
         for index, eqn in enumerate(jaxpr.eqns):
-            if origin is not None:
-                before = known.get(id(eqn))
-                if before is not None:
-                    if before in origin._children:
-                        self.result._children[index] = origin._children[before]
-                    continue
+            before = known.get(id(eqn)) if origin is not None else None
+            if origin is not None and before is not None and not _reads(eqn, better):
+                if before in origin._children:
+                    self.result._children[index] = origin._children[before]
+                continue
             copied = spliced.get(id(eqn)) if spliced else None
             rule = table.get(eqn.primitive)
             if copied is not None:
@@ -246,7 +251,12 @@ class _BodyAnalysis:
                 self._relate(eqn)
             if origin is not None:
                 # The rewrite kept the value, and perhaps hid how it came about.
-                facts.update({v: origin._facts[v] for v in eqn.outvars if v in origin._facts})
+                for var in eqn.outvars:
+                    was, now = origin._facts.get(var), facts.get(var)
+                    if was is not None and (now is None or join(was, now) != was):
+                        facts[var] = was
+                    elif now is not None and now != was:
+                        better.add(var)
         self.result.outputs = tuple(map(self.result.fact, jaxpr.outvars))
 
     def _take_over(self, index: int, eqn: jaxprs.Eqn, splice: Splice, position: int) -> None:

@@ -182,7 +182,8 @@ class _Matcher:
 
     def _barrier(self, made: Any, eqns: tuple[Eqn, ...], axis: int) -> Node:
         scopes = [s for s, _, _ in made]
-        if len({id(e) for e in eqns}) == 1:  # one barrier for all parts
+        if len({(id(s), id(e)) for s, e in zip(scopes, eqns, strict=True)}) == 1:
+            # one barrier for all parts
             results = [r for _, _, r in made]
             if sorted(results) != list(range(len(eqns[0].invars))):
                 raise Stop("barrier", f"a barrier of {len(eqns[0].invars)} values",

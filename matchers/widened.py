@@ -263,12 +263,18 @@ def _find_moves(scope: Scope, index: int) -> bool:
     child, entered = inside
     if any(p.flow is not Flow.SAME for p in (*entered.inputs, *entered.outputs)):
         return False
-    made = {v for i in child.live for v in child.eqns[i].outvars if v.aval.shape}
-    outs = jaxprs.opened(child.body).outvars
+    if not all(_only_moves(child, i) for i in child.live if child.eqns[i].outvars[0].aval.shape):
+        return False
     # Scalars are what pads are filled with; they are looked up as facts.
-    return all(not jaxprs.is_literal(a) and a in made for a in outs) and all(
-        _only_moves(child, i) for i in child.live if child.eqns[i].outvars[0].aval.shape
-    )
+    arrays = frozenset(v for v in jaxprs.invars(child.body) if v.aval.shape)
+    holds: dict[Any, frozenset[Var]] = {}
+    for i in child.live:
+        operands = [a for a in child.eqns[i].invars if not jaxprs.is_literal(a)]
+        held = frozenset().union(*(holds.get(a, arrays & {a}) for a in operands))
+        holds.update((v, held) for v in child.eqns[i].outvars if v.aval.shape)
+    # An array that a result holds nothing of would still be read by the call.
+    outs = jaxprs.opened(child.body).outvars
+    return not any(map(jaxprs.is_literal, outs)) and all(holds.get(a) == arrays for a in outs)
 
 
 def _types(eqn: Eqn) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from importlib import metadata
 from typing import Any
 
 from .base import Contract, Match, Pass, Reason, Replacement, Requirement
+from .guarded import guarded, guarded_way
 
 GROUP = "relower.passes"
 _NUMBERS = itertools.count()
@@ -67,25 +68,20 @@ class Plugin:
 
 
 def as_guest(found: Pass) -> Pass:
-    """The pass as one that never runs unasked, and whose replacements are each made anew.
+    """The pass as one that never runs unasked, and whose faults are told as its own.
 
-    Two of relower's replacements of one key are the same program, which is traced once. Whether
-    that holds of another's keys can't be known, and one that leaves something out would put the
-    first site's program in place of the second's.
+    Its replacements are each made anew: two of relower's replacements of one key are the same
+    program, which is traced once. Whether that holds of another's keys can't be known, and one
+    that leaves something out would put the first site's program in place of the second's.
     """
     if isinstance(found.replace, _Anew):
         return found
-    ways = found.alternatives
-
-    def alternatives(match: Match) -> Mapping[str, Replacement | Reason]:
-        assert ways is not None
-        return {n: w if isinstance(w, Reason) else _anew(w) for n, w in ways(match).items()}
-
+    p = guarded(found)
     return replace(
-        found,
+        p,
         by_name=True,
-        replace=_Anew(found.replace),
-        alternatives=None if ways is None else alternatives,
+        replace=_Anew(p.replace, p.name),
+        alternatives=None if p.alternatives is None else _WaysAnew(p.alternatives, p.name),
     )
 
 
@@ -94,13 +90,26 @@ class _Anew:
     """A pass's ``replace``, each result with a key of its own."""
 
     replace: Callable[[Match], Replacement]
+    owner: str
 
     def __call__(self, match: Match) -> Replacement:
-        return _anew(self.replace(match))
+        return _anew(self.owner, self.replace(match))
 
 
-def _anew(way: Replacement) -> Replacement:
-    return replace(way, key=(next(_NUMBERS),))
+@dataclass(frozen=True)
+class _WaysAnew:
+    """A pass's ``alternatives``, likewise."""
+
+    ways: Callable[[Match], Mapping[str, Replacement | Reason]]
+    owner: str
+
+    def __call__(self, match: Match) -> Mapping[str, Replacement | Reason]:
+        found = self.ways(match)
+        return {n: w if isinstance(w, Reason) else _anew(self.owner, w) for n, w in found.items()}
+
+
+def _anew(owner: str, way: Replacement) -> Replacement:
+    return replace(guarded_way(owner, way), key=(next(_NUMBERS),))
 
 
 def fault_of(found: Any) -> str | None:

@@ -10,9 +10,9 @@ more refine the result once, from the side that the solve works from, so that it
 matrix the strict triangle is read, as a solve reads it.
 
 Where the backward pass solves with the same matrix, it multiplies by the inverse that the forward
-pass has made, and refines the result. So optimize the whole step, gradient included: the gradient
-of an optimized forward pass still solves, and so does a backward pass that doesn't recompute the
-inverse and gets it through a loop or a shard_map.
+pass has made, and refines the result; so does the gradient of an optimized forward pass, in which
+no solve is left. With the whole step optimized, a backward pass that doesn't recompute the inverse
+and gets it through a loop or a shard_map still solves.
 
 Finite matrices are the contract's: an inverse that overflows may do so at another element.
 

@@ -17,7 +17,7 @@ from ...passes.engine.check import check_closed
 from ...passes.engine.rewrite import rewrite
 from ...passes.report import Report
 from .compare import difference
-from .evaluate.core import DoesNotEnd
+from .evaluate.core import DoesNotEnd, Evaluation
 from .evaluate.promises import BrokenPromise
 from .plan import Plan
 from .program import function, mesh_of, transformed, values
@@ -207,6 +207,9 @@ def _agree(plan: Plan, before: Body, after: Body, passes: Sequence[Pass], outcom
         except (BrokenPromise, DoesNotEnd) as error:
             _blame(before, args, error, outcome)
             continue
+        except Exception as error:
+            _cannot(before, args, error, outcome)
+            continue
         if said is not None:
             applied = ", ".join(sorted(outcome.report.counts()))
             raise _Broken("contract", f"{contract.value}, {kind} values, after {applied}: {said}")
@@ -214,14 +217,26 @@ def _agree(plan: Plan, before: Body, after: Body, passes: Sequence[Pass], outcom
 
 def _blame(before: Body, args: Sequence[Any], error: Exception, outcome: Outcome) -> None:
     """Whether the program as written breaks the promise, or the rewrite does."""
-    from .evaluate.core import Evaluation
-
     try:
         Evaluation().run(before, args)
     except (BrokenPromise, DoesNotEnd) as own:
         outcome.state, outcome.detail = "undefined", str(own)[:120]
         return
     raise _Broken("promises", str(error))
+
+
+def _cannot(before: Body, args: Sequence[Any], error: Exception, outcome: Outcome) -> None:
+    """Whether jax can't evaluate the program as written, or only what became of it.
+
+    A ragged product mapped twice, and a derivative of `jax.custom_vjp` evaluated inside of another
+    loop, are programs that jax makes and doesn't run.
+    """
+    try:
+        Evaluation().run(before, args)
+    except Exception as own:
+        outcome.state, outcome.detail = "not a program", _line(own)
+        return
+    raise _Broken("evaluates", _line(error)) from error
 
 
 def _line(error: Exception) -> str:

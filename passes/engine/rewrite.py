@@ -67,14 +67,16 @@ def rewrite(
     read_from = None if addresses is None else frozenset().union(*(p.roots() for p in passes))
     taken_out: list[Site] = []
     frozen: list[FrozenLeaf] = []
+    moved: Body | None = None
+    rewritten = False
     while rounds < MAX_ROUNDS:
         rounds += 1
         flow = _flow(closed, analysis, apart, known)
         visited = visited or _visited(flow)
         if addresses is not None and rounds == 1 and not addresses.was_read:
             addresses.read(flow, read_from or ())
-        while whole:
-            judged = judge_whole(whole.pop(0), flow, request or Request(), told)
+        for p in whole if rounds == 1 and not moved else ():
+            judged = judge_whole(p, flow, request or Request(), told)
             taken_out += judged.sites
             frozen += judged.leaves
             if judged.closed is not closed or judged.spared:
@@ -83,7 +85,7 @@ def rewrite(
                 flow = _flow(closed, analysis, apart, known)
         flow, accepted, found = _match_calls(flow, analysis, local, told, taken, apart, known)
         interpreter = Interpreter(accepted)
-        moved: Body | None = None
+        moved = None
         while accepted:
             wanting = next((s for s in accepted.values() if s.replacement.wants), None)
             try:
@@ -118,9 +120,11 @@ def rewrite(
                 analysis.rewritten(body, scope.facts)
                 if scope.body in apart:
                     apart.add(body)
+        left = closed if accepted or not rewritten else _idle(whole, flow, told, taken_out, frozen)
         flow.release()
-        if not accepted:
+        if not accepted and left is closed:
             break
+        rewritten, closed = bool(accepted), left
     else:
         ended = False
         notes.append(f"stopped after {MAX_ROUNDS} rounds with sites still applying")
@@ -153,6 +157,27 @@ def rewrite(
 
 
 _Key = tuple[int, int]
+
+
+def _idle(
+    whole: Sequence[Pass],
+    flow: Dataflow,
+    told: Told,
+    sites: list[Site],
+    leaves: list[FrozenLeaf],
+) -> Body:
+    """The program without what nothing reads since other passes were done.
+
+    What a user asked for was found before they began: only what applies now is added.
+    """
+    for p in whole:
+        judged = judge_whole(p, flow, Request(), told)
+        if judged.closed is not flow.root.body:
+            done = [i for i, s in enumerate(judged.sites) if s.status is Status.APPLIED]
+            sites += [judged.sites[i] for i in done]
+            leaves += [judged.leaves[i] for i in done]
+            return judged.closed
+    return flow.root.body
 
 
 def _flow(closed: Body, analysis: Analysis, apart: Apart, known: tuple[Fact, ...]) -> Dataflow:

@@ -112,8 +112,11 @@ class _Run:
         return atom.val
 
     def _step(self, node: Step) -> list[Any]:
-        """All results of an equation: a barrier of several values stays one."""
-        key = tuple(id(e) for e in node.eqns), node.axis
+        """All results of an equation: a barrier of several values stays one.
+
+        A body that is called twice has the same equations both times, of other operands.
+        """
+        key = (*map(id, node.eqns), node.axis, *map(id, node.operands))
         if key not in self._done:
             eqn = node.eqns[0]
             operands = [self.value(o) for o in node.operands]

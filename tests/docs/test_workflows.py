@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import literate
@@ -66,4 +71,40 @@ def test_the_hook() -> None:
     files = re.compile(hook["files"])
     assert files.search("models/train.py")
     assert files.search("relower.toml")
+    assert files.search("relower.lock")
     assert not files.search("README.md")
+
+
+@pytest.mark.skipif(shutil.which("pre-commit") is None, reason="pre-commit isn't installed")
+def test_the_hook_lets_a_commit_pass_and_stops_one(tmp_path: Path) -> None:
+    blocks = literate.blocks((literate.DOCS / "recipes/pre-commit.md").read_text(encoding="utf-8"))
+    for block in blocks:
+        if block.title:
+            (tmp_path / block.title).write_text(block.text, encoding="utf-8")
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    who = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER")
+           for what in ("NAME", "EMAIL")}  # fmt: skip
+    quiet = {"GIT_CONFIG_GLOBAL": os.devnull, "PRE_COMMIT_HOME": str(tmp_path / ".git" / "hooked")}
+    variables = {**os.environ, **who, **quiet, "PATH": path}
+
+    def run(*command: str) -> tuple[int, str]:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    assert run("git", "init", "-q")[0] == 0
+    assert run("pre-commit", "install")[0] == 0
+    run("git", "add", "-A")
+    code, said = run("git", "commit", "-m", "as the page has it")
+    assert (code, "Passed" in said) == (0, True), said
+    model = tmp_path / "train.py"
+    model.write_text(model.read_text().replace("1 - jnp.sin(x)", "jnp.sin(x) - 1"))
+    run("git", "add", "-A")
+    code, said = run("git", "commit", "-m", "the control shows nothing")
+    assert (code, "must differ, and is identical" in said) == (1, True), said
+    (tmp_path / "notes.txt").write_text("no program")
+    run("git", "restore", "--staged", "--worktree", "train.py")
+    run("git", "add", "-A")
+    code, said = run("git", "commit", "-m", "no program")
+    assert (code, "no files to check" in said) == (0, True), said

@@ -153,3 +153,19 @@ def test_walks_go_round_loops_and_stop_at_readers():
     assert len(walk.carries) == 1
     sources, inputs = backward(flow.root, jaxprs.opened(flow.root.body).outvars[0])
     assert (sources, inputs) == ([], [0])
+
+
+def test_a_barrier_keeps_the_constants_that_nothing_read_in_the_first_place():
+    """As jax's derivative of a barrier has them for the gradients of integers."""
+
+    def fn(x):
+        unread, given_up = lax.full((3,), 2.0), lax.full((3,), 3.0)
+        values = jnp.sin(x), unread, 1.0, jnp.exp(x), given_up, jnp.cos(x)
+        a, _, _, _, e, f = lax.optimization_barrier(values)
+        return a, e, f
+
+    demand, names = needed(fn, ONE, outputs=(True, False, False))
+    assert names == ["broadcast_in_dim", "optimization_barrier", "sin"]
+    kept = (True, True, True, False, False, False)
+    assert [*demand.results.values()] == [*demand.operands.values()] == [kept]
+    assert needed(fn, ONE, outputs=(False, False, False))[1] == []

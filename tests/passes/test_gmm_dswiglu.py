@@ -468,6 +468,26 @@ def test_other_gradients_are_no_candidates():
         assert not explain(fn, g, wo, both, passes=[NAME]).sites
 
 
+def test_what_router_grad_from_wo_input_took_is_declined_by_name():
+    """Either takes the site alone; weights' gradients read what the one would no longer write."""
+    router = "router_grad_from_wo_input"
+
+    def weighted(p, *args):
+        *operands, ct, sizes = args
+        rows = layer(split, *operands, sizes) * p[:, None]
+        return (rows.astype(F32) * ct.astype(F32)).sum()
+
+    args = jnp.ones(M, BF16), *data(), FULL
+    found = {names: explain(jax.grad(weighted, (0, 1, 2, 3)), *args, passes=list(names))
+             for names in ((router,), ALONE, (router, NAME))}  # fmt: skip
+    assert found[router,].counts() == found[router, NAME].counts() == {router: 1}
+    assert found[ALONE].counts() == {NAME: 1}
+    (site,) = found[router, NAME].declined
+    assert site.pass_name == NAME
+    assert {"weighted", "other-reader"} <= {r.code for r in site.reasons}
+    assert NAME in str(found[router, NAME])
+
+
 # --- megablox -------------------------------------------------------------------------------------
 
 

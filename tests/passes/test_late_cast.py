@@ -261,6 +261,19 @@ def test_an_output_is_a_reader(why):
     assert "found an output" in reason
 
 
+def test_a_call_that_hands_on_another_array_is_a_reader(why):
+    """It moves elements only, but none of the array's, which it reads all the same."""
+    other = np.ones((2, 3), np.float32)
+    handed = jax.jit(lambda x, y: y.T)
+
+    def fn(x):
+        wide = x.astype(np.float32)
+        return windows(wide), handed(wide, other)
+
+    ((reason,),) = why(explain(fn, X, passes=[NAME]), NAME)
+    assert reason.startswith("other-reader: ")
+
+
 def test_small_arrays_are_declined(why, monkeypatch):
     monkeypatch.setattr(late_cast, "LEAST_BYTES", 1 << 20)
     ((reason,),) = why(explain(conv, X, TAPS, passes=[NAME]), NAME)

@@ -303,6 +303,29 @@ def test_the_command_line_lists_and_runs_guests(guest, capfd, monkeypatch):
     assert main(["diff", "cases.py:f", "cases.py:f", *named, "--passes-b", "none"]) == 1
 
 
+@pytest.mark.parametrize("command", ["explain", "lower", "verify"])
+def test_the_command_line_names_the_function_of_a_guest_that_fails(
+    tmp_path, capfd, monkeypatch, command
+):
+    from relower.cli.main import main
+
+    wrong = MODULE.replace("    if set(inner) == set(outer):", "    if inner.axes == outer.axes:")
+    install(tmp_path, {"double_reverse": "guest_passes:PASS"}, module=wrong)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cases.py").write_text(
+        "from jax import lax\n\ndef f(x):\n    return lax.rev(lax.rev(x, (0,)), (0,)) + 1\n"
+    )
+    line = wrong[: wrong.index("    if inner.axes")].count("\n") + 1
+    argv = [command, "cases.py:f", "--passes", "double_reverse", "--arg", "f32[8,4]"]
+    assert main([*argv, "-o", "out.rlw"] if command == "lower" else argv) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "the pass double_reverse: its check of the requirement 'other-axes', same_axes (" in said
+    assert "AttributeError: 'tuple' object has no attribute 'axes' at " in said
+    assert f"guest_passes.py:{line}" in said.replace(" ", "")
+    assert "Traceback" not in said
+
+
 def test_the_command_line_lists_a_guest_that_cannot_be_used(tmp_path, capfd, monkeypatch):
     from relower.cli.main import main
 

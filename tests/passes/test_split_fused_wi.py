@@ -118,6 +118,13 @@ def test_any_number_of_parts_along_any_axis(same, axis, n, split):
     same(halves(lambda w: jnp.sin(w) * w, axis, n, split), W, passes=[NAME], applied=ONE)
 
 
+@pytest.mark.parametrize("inner", [jax.nn.silu, fake_quantised])
+def test_a_jitted_function_called_twice_on_each_part(same, inner):
+    """Its equations are the same objects in every call."""
+    called = jax.jit(inner)
+    same(halves(lambda w: called(called(w))), W, passes=[NAME], applied=ONE)
+
+
 def test_parts_of_a_part(same, eqns_of):
     def fn(w):
         return jnp.concatenate([jnp.sin(w[1:3, :, 1:3]), jnp.sin(w[1:3, :, 3:6])], 2)

@@ -1,6 +1,7 @@
 """Inverses by triangular solves against inverses by blocks, and both against float64."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -73,16 +74,19 @@ def compiled(n, way):
     return jax.jit(lambda x, g: (plain(x), grad(x, g)))
 
 
-@pytest.mark.parametrize("n", [64, 128])
-def test_no_more_error_than_a_solve(n):
-    for seed in range(6):
+@pytest.mark.parametrize(("n", "seeds"), [(64, 6), (128, 2)])
+def test_no_more_error_than_a_solve(n, seeds):
+    for seed, masked in itertools.product(range(seeds), (False, True)):
         x, g = keys(n, seed), np.random.RandomState(seed).randn(4, n, n).astype(np.float32)
+        if masked:  # a document's end: tokens that are padding have no keys and no rate
+            x = x * (np.arange(n) < 3 * n // 4).astype(np.float32)[:, None]
+            x[:, :, 5] = 0
         want = exact(x), exact_grad(x, g)
         plain = [error(a, w) for a, w in zip(compiled(n, "plain")(x, g), want, strict=True)]
         for way in ("grad(opt)", "opt(grad)"):
             got = [error(a, w) for a, w in zip(compiled(n, way)(x, g), want, strict=True)]
             for mine, theirs in zip(got, plain, strict=True):
-                assert mine <= MOST * theirs, (way, seed, mine / theirs)
+                assert mine <= MOST * theirs, (way, seed, masked, mine / theirs)
 
 
 EYE = lambda a: jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
@@ -161,7 +165,9 @@ def test_gradients_under(how, eqns_of):
     assert eqns_of(plain, x, name="triangular_solve")
     assert not eqns_of(opt(plain), x, name="triangular_solve")
     want = run(plain, x)
-    for done in (jax.value_and_grad(opt(wrap(inverse))), opt(plain)):
+    inside = jax.value_and_grad(opt(wrap(inverse)))
+    assert not eqns_of(inside, x, name="triangular_solve")
+    for done in (inside, opt(plain)):
         for a, b in zip(run(done, x), want, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 

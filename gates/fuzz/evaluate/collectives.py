@@ -64,7 +64,9 @@ def _reduced(mode: Mode, eqn: Eqn, mesh: Mesh, ins: list[Spread]) -> list[Spread
     outs = []
     for value, var in zip(ins, eqn.outvars):
         out: Spread = [None] * len(value)
+        replay = mode.replay()
         for group in groups(mesh, axes):
+            replay()
             several = [value[d] for d in group]
             if "sum" in eqn.primitive.name:
                 made = _total(mode, var.aval, several)
@@ -96,7 +98,9 @@ def _reduce_scatter(mode: Mode, eqn: Eqn, mesh: Mesh, ins: list[Spread]) -> list
     _grouped(eqn)
     p, (value,), aval = eqn.params, ins, eqn.outvars[0].aval
     out: Spread = [None] * len(value)
+    replay = mode.replay()
     for group in groups(mesh, _names(p["axis_name"])):
+        replay()
         total = _total(mode, aval, [value[d] for d in group])
         parts = np.split(total, len(group), p["scatter_dimension"])
         for d, part in zip(group, parts):

@@ -79,7 +79,10 @@ class Evaluation:
         ):
             one = self._leaf(eqn, [v[0] for v in ins])
             return [[out] * _devices(mesh) for out in one]
-        each = [self._leaf(eqn, [v[d] for v in ins]) for d in range(_devices(mesh))]
+        replay, each = self.mode.replay(), []
+        for d in range(_devices(mesh)):
+            replay()
+            each.append(self._leaf(eqn, [v[d] for v in ins]))
         return [list(out) for out in zip(*each)]
 
     def _settled(self, outs: list[Spread]) -> list[Spread]:
@@ -114,7 +117,9 @@ def _reduce(run: Evaluation, eqn: Eqn, ins: list[Spread], mesh: Mesh) -> list[Sp
     body = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["body_jaxpr"]
     axes, count = tuple(eqn.params["dimensions"]), len(ins) // 2
     outs: list[Spread] = [[None] * _devices(mesh) for _ in range(count)]
+    replay = run.mode.replay()
     for d in range(_devices(mesh)):
+        replay()
         xs = [_leading(v[d], axes) for v in ins[:count]]
         shape = xs[0].shape[1:]
         totals = [np.broadcast_to(v[d], shape).reshape(-1) for v in ins[count:]]
@@ -187,7 +192,10 @@ def _each_alone(
     run: Evaluation, eqn: Eqn, ins: list[Spread], mesh: Mesh, special: Special
 ) -> list[Spread]:
     """Device by device, where they go different ways: then no collective can stand there."""
-    each = [special(run, eqn, [_alone(v, d) for v in ins], {}) for d in range(_devices(mesh))]
+    replay, each = run.mode.replay(), []
+    for d in range(_devices(mesh)):
+        replay()
+        each.append(special(run, eqn, [_alone(v, d) for v in ins], {}))
     return [[v[0] for v in out] for out in zip(*each)]
 
 

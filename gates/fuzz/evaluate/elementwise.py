@@ -201,7 +201,9 @@ def _convert(mode: Mode, eqn: Eqn, ins: Sequence[Any]) -> Any:
         return x
     if is_float(target):
         if is_float(source):
-            return x if mode.wide else _narrowed(mode, eqn, x)
+            if mode.wide:
+                return mode.narrowed(eqn.outvars[0].aval.dtype, x)
+            return _narrowed(mode, eqn, x)
         return mode.computed(eqn.outvars[0].aval, x.astype(np.float64))
     x = mode.nominal(eqn.invars[0].aval, x)
     if target == np.bool_:

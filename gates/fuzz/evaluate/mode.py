@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +23,27 @@ class Mode:
     wide: bool = False
     """Floats are kept in float64; what decides (compares, sorts, casts to integers, looks at bits)
     sees them rounded to their type."""
+    rounds_narrow: bool = False
+    """Where floats are kept in float64, those of types of fewer than 32 bits are rounded."""
     unsigned: bool = False
     """A zero has no sign and a NaN no payload, wherever they come from."""
     noise: np.random.Generator | None = None
     """Each rounding is off by up to one more unit in the last place."""
+
+    def replay(self) -> Callable[[], None]:
+        """A function after which noise comes as it comes from here.
+
+        Devices that hold the same values compute the same ones, noise and all.
+        """
+        noise = self.noise
+        if noise is None:
+            return lambda: None
+        state = noise.bit_generator.state
+
+        def back() -> None:
+            noise.bit_generator.state = state
+
+        return back
 
     def computed(self, aval: Any, value: Array) -> Array:
         """What arithmetic made, as a value of type ``aval``."""
@@ -34,13 +52,17 @@ class Mode:
             return np.asarray(value).astype(dtype, copy=False)
         value = np.asarray(value)
         if self.wide:
-            value = value.astype(np.float64, copy=False)
+            value = self.narrowed(dtype, value).astype(np.float64, copy=False)
         else:
             value = value.astype(dtype, copy=False)
             if self.noise is not None:
                 value = self._disturbed(dtype, value)
         lost = value != value
         return np.where(lost, np.asarray(np.nan, value.dtype), value) if lost.any() else value
+
+    def narrowed(self, dtype: Any, value: Array) -> Array:
+        """A float that is kept in float64, rounded where this mode rounds those of its type."""
+        return value.astype(dtype) if self.rounds_narrow and dtype.itemsize < 4 else value
 
     def _disturbed(self, dtype: Any, value: Array) -> Array:
         assert self.noise is not None

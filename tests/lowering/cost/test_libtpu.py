@@ -96,3 +96,55 @@ def test_several_devices():
     assert reduce.kind == "all-reduce"
     assert reduce.bytes == 2 * 4096 * 7 // 8
     assert cost.memory.arguments == 4 * 4096 * 1024 // 8
+
+
+def _sharded(shape, mesh, spec):
+    from jax.sharding import NamedSharding
+
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+
+
+def _fsdp(mesh):
+    """Gradients of two products, the weights gathered before them and the sums scattered after."""
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    def gradients(x, w1, w2):
+        def loss(w):
+            return ((jnp.maximum(x @ w[0], 0) @ w[1]).astype(jnp.float32) ** 2).mean()
+
+        split = NamedSharding(mesh, P("data"))
+        return lax.with_sharding_constraint(jax.grad(loss)((w1, w2)), (split, split))
+
+    shapes = ((8192, 2048), (2048, 8192), (8192, 2048))
+    return gradients, tuple(_sharded(shape, mesh, P("data")) for shape in shapes)
+
+
+def test_fsdp_products_whose_analysis_aborts_still_have_a_report():
+    cost = relower.cost(relower.case(_fsdp, mesh={"data": 8}))
+    assert cost.rung in ("salvaged", "bundles")
+    assert cost.notes[0].startswith("no profile of the whole program: the TPU compiler died")
+    assert {c.kind for c in cost.collectives} == {"all-gather", "reduce-scatter"}
+    # Each device sends 7/8 of both gathered weights, 32 MiB each, and as much of the sums.
+    assert all(c.bytes == 2 * 2048 * 8192 * 2 * 7 // 8 for c in cost.collectives)
+    assert cost.memory.arguments == 2 * 3 * 2048 * 8192 // 8
+    assert not cost.total().complete
+
+
+def test_a_program_mapped_by_hand():
+    from jax.sharding import PartitionSpec as P
+
+    def build(mesh):
+        def part(x, w):
+            y = x @ lax.all_gather(w, "data", tiled=True)
+            return lax.psum_scatter(x.T @ y, "data", tiled=True)
+
+        fn = jax.shard_map(part, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        shapes = ((8192, 2048), (2048, 2048))
+        return fn, tuple(_sharded(shape, mesh, P("data")) for shape in shapes)
+
+    cost = relower.cost(relower.case(build, mesh={"data": 8}))
+    assert {c.kind: c.bytes for c in cost.collectives} == dict.fromkeys(
+        ("all-gather", "reduce-scatter"), 2 * 2048 * 2048 * 7 // 8
+    )
+    assert cost.memory.arguments == 2 * (1024 + 256) * 2048

@@ -1,0 +1,156 @@
+"""Functions of somebody else's pass, called so that a fault in them is told as theirs.
+
+What such a function raises, or returns of another type than a pass is asked for, is a fault of the
+pass: neither of the program that is rewritten nor of relower. It is said in one line, with the
+function and where it stands, where it happens and not where it would first do harm.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..lowering.errors import InputError
+from ..matchers.pattern import Mismatch
+from .base import Match, Pass, Reason, Replacement, SiteDeclined, Whole
+
+LONGEST = 300
+"""Characters of somebody's message or value that are shown."""
+
+
+class PassFault(InputError):
+    """A function of a pass failed, or returned what no pass may; one line that names it."""
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A function of a pass, its errors and results looked at. Equal where the function is."""
+
+    fn: Callable[..., Any]
+    owner: str
+    role: str
+    """What it is in the pass, as in ``find``."""
+    kinds: tuple[type, ...]
+    """Of which its result must be one."""
+    wanted: str
+    """The same, in words."""
+
+    def __call__(self, *args: Any) -> Any:
+        """What the function returns.
+
+        Raises:
+          PassFault: it failed, or that is of another type.
+        """
+        try:
+            found = self.fn(*args)
+        except (PassFault, SiteDeclined):
+            raise
+        except Exception as error:
+            raise failed(self.owner, self.role, self.fn, error, args) from error
+        if not isinstance(found, self.kinds):
+            kind = type(found).__name__
+            raise PassFault(
+                f"the pass {self.owner}: its {self.role}, {place_of(self.fn)}, returned "
+                f"{_short(repr(found))} of type {kind}{_at(args)}; wanted {self.wanted}"
+            )
+        return found
+
+
+def guarded(p: Pass) -> Pass:
+    """``p``, whose functions say what is wrong with them."""
+    none = type(None)
+
+    def of(fn: Any, role: str, kinds: tuple[type, ...], wanted: str) -> Any:
+        return fn if fn is None else Guarded(fn, p.name, role, kinds, wanted)
+
+    return replace(
+        p,
+        roots=of(p.roots, "roots", (frozenset, set), "a frozenset of primitives"),
+        find=of(p.find, "find", (Match, Mismatch, none),
+                "a Match, a Mismatch, or None where the equation is no candidate"),
+        requirements=tuple(
+            replace(q, check=of(q.check, f"check of the requirement {q.code!r}", (Reason, none),
+                                "None where it holds, or a Reason why it doesn't"))
+            for q in p.requirements
+        ),
+        profitable=of(p.profitable, "profitable", (Reason, none),
+                      "None where the rewrite pays, or a Reason why it doesn't"),
+        replace=of(p.replace, "replace", (Replacement,), "a Replacement"),
+        alternatives=of(p.alternatives, "alternatives", (Mapping,),
+                        "a dict of Replacement or Reason by name"),
+        program=of(p.program, "program", (Whole, none), "a Whole, or None"),
+    )  # fmt: skip
+
+
+def guarded_way(owner: str, way: Replacement) -> Replacement:
+    """A replacement whose ``fn`` says what is wrong with it."""
+    if way.fn is None or isinstance(way.fn, Guarded):
+        return way
+    kinds, wanted = (list, tuple), "a list of arrays, one for each of `results`"
+    return replace(way, fn=Guarded(way.fn, owner, "fn of its Replacement", kinds, wanted))
+
+
+def failed(
+    owner: str, role: str, fn: Any, error: BaseException, args: tuple[Any, ...] = ()
+) -> PassFault:
+    """What a function of a pass raised, as one line that says where."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = _short(": ".join([type(error).__name__, *lines[:1]]))
+    file = _code_of(fn).co_filename if _code_of(fn) is not None else None
+    inside = [
+        frame for frame in traceback.extract_tb(error.__traceback__)
+        if file is not None and Path(frame.filename).parent == Path(file).parent
+    ]  # fmt: skip
+    where = f" at {inside[-1].filename}:{inside[-1].lineno}" if inside else ""
+    return PassFault(
+        f"the pass {owner}: its {role}, {place_of(fn)}, failed{_at(args)}: {said}{where}"
+    )
+
+
+def place_of(fn: Any) -> str:
+    """A function's name and ``file.py:line`` of its definition."""
+    name = getattr(unwrapped(fn), "__name__", type(fn).__name__)
+    code = _code_of(fn)
+    return f"{name}" if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def unwrapped(fn: Any) -> Any:
+    """The function in a partial, a bound method, a decorated one or a `Guarded`."""
+    while True:
+        if isinstance(fn, Guarded):
+            fn = fn.fn
+        elif isinstance(fn, functools.partial):
+            fn = fn.func
+        elif hasattr(fn, "__wrapped__"):
+            fn = fn.__wrapped__
+        elif hasattr(fn, "__func__"):
+            fn = fn.__func__
+        else:
+            return fn
+
+
+def _code_of(fn: Any) -> Any:
+    return getattr(unwrapped(fn), "__code__", None)
+
+
+def _at(args: tuple[Any, ...]) -> str:
+    """Which equation a pass was asked about."""
+    match = args[0] if args else None
+    if isinstance(match, Match):
+        eqn, scope = match.eqn, match.scope
+    elif len(args) == 2 and isinstance(args[1], int) and hasattr(args[0], "eqns"):
+        scope, eqn = args[0], args[0].eqns[args[1]]
+    else:
+        return ""
+    line = scope.source_line(eqn)
+    shape = eqn.outvars[-1].aval.str_short(short_dtypes=True) if eqn.outvars else "no result"
+    return f" on {eqn.primitive.name} → {shape}" + ("" if line is None else f" of {line}")
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
