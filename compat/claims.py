@@ -1,6 +1,6 @@
 """The primitives behind checked facts: a mark of what a rewrite leaned on, and the check of it.
 
-While a program is rewritten, `claim_p` reads the values and returns nothing, so that no pattern
+While a program is rewritten, `claim_p` reads the values and nothing reads it, so that no pattern
 sees another reader or another producer. At the end, `checked_p` takes its place: an identity on
 the outputs of the body, so that the check lives as long as any of them, that reads the values too.
 It lowers to nothing; under `jax.experimental.checkify` it is a user check.
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import jax.numpy as jnp
 from jax._src.source_info_util import current
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -29,9 +30,9 @@ class Claim(Protocol):
 
 
 claim_p: Any = Primitive("relower_claim")
-claim_p.multiple_results = True
-claim_p.def_impl(lambda *values, claims: [])
-claim_p.def_abstract_eval(lambda *values, claims: [])
+claim_p.def_impl(lambda *values, claims: jnp.bool_(True))
+# Matchers look at the first result of an equation, so that there is one.
+claim_p.def_abstract_eval(lambda *values, claims: ShapedArray((), jnp.dtype(bool)))
 
 checked_p: Any = Primitive("relower_checked")
 checked_p.multiple_results = True

@@ -52,7 +52,7 @@ def _select(eqn: Any) -> tuple[Any, Any, Any] | None:
     if body is None or len(eqn.outvars) != 1:
         return None
     inner = jaxprs.opened(body)
-    if len(inner.eqns) != 1 or inner.outvars[0] is not inner.eqns[0].outvars[0]:
+    if len(inner.eqns) != 1 or list(inner.outvars) != list(inner.eqns[0].outvars):
         return None
     chosen = _select(inner.eqns[0])
     if chosen is None:

@@ -64,6 +64,8 @@ class Verifier:
 
     def rewrite(self, kept: Kept, contract: Contract) -> Checked:
         """The verdict on one rewrite."""
+        if kept.shared is not None:
+            return Checked(Verdict.VIOLATION, kept.shared)
         if kept.piece is None:
             return Checked(Verdict.UNKNOWN, f"it can't be run by itself: {kept.why}")
         key = kept.piece.digest, contract.value
@@ -90,7 +92,7 @@ class Verifier:
     def saved(self, key: str, kept: Sequence[Kept], contract: Contract) -> str | None:
         """The script that shows a site's violation, where one is to be saved."""
         for one in kept if self.folder is not None else ():
-            if one.piece is None:
+            if one.piece is None or one.shared is not None:
                 continue
             checked, level = self.known[one.piece.digest, contract.value]
             if checked.counterexample is None or level is None:
@@ -108,7 +110,7 @@ class Verifier:
         """What became of the mutants of a site's rewrites, of those that were verified."""
         found: list[MutantScore] = []
         for one in kept if self.mutants else ():
-            if one.piece is None:
+            if one.piece is None or one.shared is not None:
                 continue
             key = one.piece.digest, contract.value
             level = self.known[key][1]

@@ -11,10 +11,11 @@ from ...compat import jaxprs
 from ...compat.jaxprs import Atom, Body, Eqn, Var
 from ...lowering.cost.measurement import ONE_WAY
 from ...matchers.graph import Dataflow
-from ...passes.base import Match, Pass, Replacement, Site, Whole
+from ...passes.base import Accepted, Match, Pass, Replacement, Site, Whole
 from ...passes.engine.fragments import Cut, Region, Uncut, cut
 from ...passes.frozen import Request
 from .ancestry import Ancestry, ancestry
+from .shared import Shared
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Kept:
     why: str | None
     """Why there is no piece."""
     mutants: Mapping[str, Piece] = field(default_factory=dict)
+    shared: str | None = None
+    """How what is put there differs from what it needs: it shares that with another site."""
 
 
 @dataclass
@@ -62,6 +65,7 @@ class Recorder:
     program: Body | None = None
     """The program before any rewrite."""
     _objects: list[Any] = field(default_factory=list)
+    _shared: Shared = field(default_factory=Shared)
 
     def recording(self, passes: Sequence[Pass]) -> tuple[Pass, ...]:
         """The passes as they are, each noting what it does."""
@@ -100,7 +104,8 @@ class Recorder:
             why = str(reason)
         if piece is not None and self.mutants:
             mutants = _mutants(p, match, way)
-        made = Kept(p, match, way, piece, why, mutants)
+        shared = self._shared.fault(Accepted(match, way, p))
+        made = Kept(p, match, way, piece, why, mutants, shared)
         eqn = match.eqn
         key = p.name, id(eqn), match.scope.source_line(eqn)
         self._objects.append(eqn)
@@ -110,6 +115,8 @@ class Recorder:
 
 
 def _alike(a: Kept, b: Kept) -> bool:
+    if a.shared != b.shared:
+        return False
     if a.piece is None or b.piece is None:
         return a.piece is b.piece and a.why == b.why
     return a.piece.digest == b.piece.digest

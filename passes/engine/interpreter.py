@@ -24,6 +24,7 @@ from ..base import Accepted, Match, Reason, Replacement, SiteDeclined
 from .check import check_rewritten
 from .order import order_of
 from .retype import Retyper
+from .sharing import trace_key, varying_at_least, what_is_done
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Interpreter:
             return known
         self._keep.append(scope)
         sites = self._by_scope.get(id(scope), {})
-        local = tuple((i, *_what_is_done(site)) for i, site in sorted(sites.items()))
+        local = tuple((i, *what_is_done(site)) for i, site in sorted(sites.items()))
         below = tuple(
             (index, key, signature)
             for index, children in scope.children.items()
@@ -228,21 +229,13 @@ class Interpreter:
         """The replacement as a jaxpr, traced once for all sites where it must be the same."""
         replacement, scope = site.replacement, site.match.scope
         eqns = [scope.eqns[i] for i in (site.match.index, *replacement.also)]
-        key = (
-            site.rewrite.name,
-            replacement.key,
-            tuple(a.aval for a in operands),
-            tuple(v.aval for v in replacement.results),
-            tuple((id(e.ctx), tuple(map(_plain, e.params.items()))) for e in eqns),
-            self._within,
-            tracing.trace_context(),
-        )
+        key = trace_key(site.rewrite.name, site.match, replacement, operands, self._within)
         known = self._traces.get(key)
         if known is None:
             self._keep.extend(eqns)
             axes = [vma.varying(v.aval) for v in replacement.results]
             known = self._traces[key] = tracing.trace_replacement(
-                _varying_at_least(fn, axes), operands, site.match.eqn
+                varying_at_least(fn, axes), operands, site.match.eqn
             )
         return known
 
@@ -270,7 +263,7 @@ def replacement_equations(match: Match, replacement: Replacement) -> tuple[list[
         for caller in match.scope.path():
             stack.enter_context(tracing.inside(caller.scope.eqns[caller.index]))
         axes = [vma.varying(v.aval) for v in replacement.results]
-        return tracing.inline(_varying_at_least(replacement.fn, axes), operands, match.eqn)
+        return tracing.inline(varying_at_least(replacement.fn, axes), operands, match.eqn)
 
 
 def _as_they_are(*operands: Any) -> Sequence[Any]:
@@ -279,37 +272,6 @@ def _as_they_are(*operands: Any) -> Sequence[Any]:
 
 def _same_type(a: Atom, b: Atom) -> bool:
     return bool(a.aval == b.aval)
-
-
-def _varying_at_least(
-    fn: Callable[..., Sequence[Any]], axes: Sequence[frozenset[str]]
-) -> Callable[..., Sequence[Any]]:
-    """``fn`` with each result cast to vary over the axes that the value it replaces varies over."""
-
-    def cast(*operands: Any) -> Sequence[Any]:
-        values = list(fn(*operands))
-        for i, wanted in enumerate(axes[: len(values)]):
-            values[i] = vma.pvary(values[i], wanted - vma.varying(tracing.type_of(values[i])))
-        return values
-
-    return cast
-
-
-def _what_is_done(site: Accepted) -> tuple[object, ...]:
-    """Equal for sites of one body at which the same is put in place."""
-    done = site.replacement
-    atoms = (*done.operands, *done.results)
-    return site.rewrite.name, done.key, tuple(id(a) for a in atoms), len(done.operands), done.also
-
-
-def _plain(param: tuple[str, Any]) -> tuple[str, object]:
-    """A param by its value, or by its identity where it can't be compared."""
-    name, value = param
-    try:
-        hash(value)
-    except TypeError:
-        return name, id(value)
-    return name, value
 
 
 def _live(eqns: Sequence[Eqn], outvars: Sequence[Atom]) -> tuple[set[int], set[Var]]:

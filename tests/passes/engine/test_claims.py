@@ -53,7 +53,13 @@ def differentiated(table, places):
     return jax.grad(lambda t: jax.checkpoint(take)(t, places).sum())(table)
 
 
+def wrapped_in_a_call(table, places):
+    known = assume_range(places, 0, 4)
+    return table.at[jnp.where(known < 0, known + 5, known)].get(mode="promise_in_bounds")
+
+
 FUNCTIONS = {
+    "a body of one equation": wrapped_in_a_call,
     "plain": take,
     "scan": scanned,
     "cond": branched,
@@ -70,7 +76,8 @@ def test_a_false_statement_is_caught_and_a_true_one_is_not(name):
     fn = FUNCTIONS[name]
     run = jax.jit(checked(fn))
     said, _ = error_of(run, TABLE, BAD)
-    if name == "grad of remat":  # the first of two copies of the statement is at no site
+    if name in ("grad of remat", "a body of one equation"):
+        # The statement, or the first copy of it, stands elsewhere than the site, and is first.
         assert "found 7, wanted a value in [0, 4]" in said
     else:
         assert "nonnegative_index at " in said
