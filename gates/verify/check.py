@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +13,11 @@ import numpy as np
 from ...passes.base import Contract
 from .compare import Errors, Place, difference
 from .derivative import Derivative, derivative
-from .evaluate import Unrunnable
+from .evaluate import Unrunnable, is_complex, is_float
 from .inputs import NoInputs, Theme, make
 from .problem import Problem, build
 from .record import Piece
-from .themes import EXACT, FINITE, ROUNDED, SPOILED, SUMMED
+from .themes import EXACT, FINITE, ROUNDED, SPOILED, SUMMED, each_special
 from .verdict import Checked, Counterexample, Verdict
 
 Array = Any
@@ -80,6 +81,8 @@ def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Check
     for depth, floats in _levels(deepest):
         try:
             problem = build(piece, depth, floats)
+            if all(0 in a.aval.shape for a in problem.before.outputs):
+                return Checked(Verdict.UNKNOWN, "no elements to compare"), None
             if problem.unshared and (depth < deepest or not floats):
                 reasons[_unshared(problem)] = None
                 continue
@@ -181,7 +184,11 @@ def run(
     """
     tally = Tally()
     themes = FINITE if contract is Contract.ROUNDING else EXACT
-    for theme, arrays in _filled(problem, themes, limits.seeds):
+    fillings = _filled(problem, themes, limits.seeds)
+    if contract is not Contract.ROUNDING:
+        sizes = [i.size for i in problem.inputs if is_float(i.dtype) or is_complex(i.dtype)]
+        fillings = itertools.chain(fillings, _filled(problem, each_special(sizes), 1))
+    for theme, arrays in fillings:
         broken = values_differ(problem, contract, theme.name, arrays)
         tally.runs += 1
         if broken is not None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...passes.base import Contract
-from .evaluate import is_float
+from .evaluate import is_complex, is_float
 
 Array = Any
 MOST = 1.10
@@ -75,10 +75,13 @@ def difference(
 
 
 def _wrong(b: Array, a: Array, contract: Contract, arithmetic: bool) -> Array:
-    if jnp.issubdtype(b.dtype, jnp.complexfloating):
-        return _bits(b.view(f"f{b.dtype.itemsize // 2}")) != _bits(
-            a.view(f"f{b.dtype.itemsize // 2}")
+    if is_complex(b.dtype):
+        parts = (
+            (np.ascontiguousarray(p(b)), np.ascontiguousarray(p(a))) for p in (np.real, np.imag)
         )
+        real, imag = (_wrong(x.reshape(b.shape), y.reshape(b.shape), contract, arithmetic)
+                      for x, y in parts)  # fmt: skip
+        return np.asarray(real | imag)
     if not is_float(b.dtype):
         return np.asarray(b != a)
     nan_b, nan_a = np.isnan(b.astype(np.float32)), np.isnan(a.astype(np.float32))

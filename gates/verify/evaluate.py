@@ -152,6 +152,11 @@ def is_float(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
+def is_complex(dtype: Any) -> bool:
+    """Whether a type is of complex floating point numbers."""
+    return bool(jnp.issubdtype(dtype, jnp.complexfloating))
+
+
 def wide(value: Any) -> Any:
     """A floating point array in float64; anything else as it is."""
     if hasattr(value, "dtype") and is_float(value.dtype):

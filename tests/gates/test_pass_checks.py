@@ -210,7 +210,7 @@ def test_a_fn_that_returns_an_array_alone_is_not_taken_apart():
     def alone(match):
         return dataclasses.replace(replace(match), fn=lambda x: x)
 
-    with pytest.raises(PassFault, match=r"wanted a list of arrays, one for each of `results`"):
+    with pytest.raises(PassFault, match=r"wanted a list of 1 array, one for each of `results`"):
         optimize(before, passes=[dataclasses.replace(PASS, replace=alone)])(jnp.ones((8, 4)))
 
 
