@@ -169,3 +169,36 @@ def _log_ratio(after: float, before: float) -> float:
     if before == 0:
         return float("inf")
     return float(np.log(max(after / before, _LEAST)))
+
+
+ULPS = 16
+"""How many units in the last place of an output's greatest value sums in another order may move."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How far two results of one output are from each other, over some runs."""
+
+    far: float = 0.0
+    greatest: float = 0.0
+    """The greatest number that the original makes."""
+    epsilon: float = 0.0
+
+    def plus(self, before: Array, after: Array) -> Apart:
+        """With another run, of results of one floating point type."""
+        info: Any = jnp.finfo(before.dtype)
+        b, a = before.astype(np.float64), after.astype(np.float64)
+        alike = (b == a) | (np.isnan(b) & np.isnan(a))
+        with np.errstate(invalid="ignore"):
+            far = np.where(alike, 0.0, np.abs(a - b))
+        far = np.nan_to_num(far, nan=np.inf, posinf=np.inf)
+        most = np.abs(np.where(np.isfinite(b), b, 0.0)).max(initial=0)
+        return Apart(
+            max(self.far, float(far.max(initial=0))), max(self.greatest, float(most)),
+            float(info.eps),
+        )  # fmt: skip
+
+    @property
+    def close(self) -> bool:
+        """Whether no more lies between them than sums in another order may make."""
+        return self.far <= ULPS * self.epsilon * self.greatest

@@ -47,6 +47,8 @@ class Theme:
     permutation: Callable[[_Rng, int], Array]
     groups: Callable[[_Rng, int, int], Array]
     """Sizes of so many groups of so many rows."""
+    real_cotangents: bool = False
+    """Whether derivatives are taken at cotangents that are no integers."""
     scaled: bool = False
     """Whether floats are divided by the root of the last dimension, as weights begin: sums over it
     then stay near one, and what is solved by them well conditioned."""

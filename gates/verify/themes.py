@@ -259,10 +259,21 @@ FINITE = (
 SPOILED = Theme("random, some special values", _uniform, _sprinkled, _shuffled, _not_all)
 """To see how far a NaN or an infinity reaches."""
 
+REAL = Theme("normal", _uniform, _normal, _shuffled, _parts, real_cotangents=True, scaled=True)
+"""For derivatives at what is no integer."""
+
 ROUNDED = (
-    Theme("normal", _uniform, _normal, _shuffled, _parts, scaled=True),
+    Theme("normal", _uniform, _normal, _shuffled, _parts, real_cotangents=True, scaled=True),
     Theme("normal, ties", _few, _normal, _shuffled, _not_all, scaled=True),
     Theme("halfway", _uniform, _halfway, _shuffled, _parts, scaled=True),
-    Theme("normal, one group", _mostly_one, _normal, _turned, _one_group(-1), scaled=True),
+    Theme(
+        "normal, one group",
+        _mostly_one,
+        _normal,
+        _turned,
+        _one_group(-1),
+        real_cotangents=True,
+        scaled=True,
+    ),
 )
 """For errors against a more precise evaluation."""

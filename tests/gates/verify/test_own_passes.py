@@ -106,3 +106,33 @@ def test_a_site_that_was_declined_is_told(quick):
     (note,) = found.notes
     assert "own@<lambda>#1 matched and was declined: type-change: " in note
     assert "found bfloat16[3]" in note
+
+
+def with_derivative(pull):
+    """``-x``, whose derivative is ``pull(x, cotangent)``."""
+    fn = jax.custom_vjp(lambda x: x * -1)
+    fn.defvjp(lambda x: (x * -1, x), lambda x, g: (pull(x, g),))
+    return fn
+
+
+@pytest.mark.parametrize("contract", [VALUE, ROUNDING])
+def test_a_derivative_that_is_wrong_of_what_is_no_integer(quick, contract):
+    x = np.zeros(8, np.float32)
+    right = with_derivative(lambda x, g: -g)
+    assert checked(right, x, quick, contract).verdict is Verdict.VERIFIED
+    for pull in (
+        lambda x, g: jnp.where(x == jnp.round(x), -g, -g / 2),
+        lambda x, g: jnp.where(g == jnp.round(g), -g, g),
+    ):
+        found = checked(with_derivative(pull), x, quick, contract)
+        assert found.verdict is Verdict.VIOLATION
+        assert found.counterexample.of == "derivative"
+
+
+def test_cotangents_may_be_added_in_another_order(quick):
+    """What is exact of small integers moves by a rounding of others, and by no more."""
+    x = np.zeros(8, np.float32)
+    further = lambda x, g: -((g + jnp.float32(1024)) - jnp.float32(1024))
+    nearly = lambda x, g: -((g + jnp.float32(4)) - jnp.float32(4))
+    assert checked(with_derivative(nearly), x, quick).verdict is Verdict.VERIFIED
+    assert checked(with_derivative(further), x, quick).verdict is Verdict.VIOLATION
