@@ -57,9 +57,12 @@ class Guarded:
             raise failed(self.owner, self.role, self.fn, error, args, self.at) from error
         if not isinstance(found, self.kinds):
             raise self._returned(f"{_short(repr(found))} of type {type(found).__name__}", args)
-        if self.count is not None and len(found) != self.count:
-            raise self._returned(f"a {type(found).__name__} of {len(found)}", args)
-        for i, value in enumerate(found if self.count is not None else ()):
+        if self.count is None:
+            return found
+        several: Any = found
+        if len(several) != self.count:
+            raise self._returned(f"a {type(found).__name__} of {len(several)}", args)
+        for i, value in enumerate(several):
             if not hasattr(value, "dtype") and not isinstance(value, bool | int | float | complex):
                 said = f"{_short(repr(value))} of type {type(value).__name__}"
                 raise self._returned(f"{said} as result {i}", args)

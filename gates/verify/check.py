@@ -197,9 +197,12 @@ def run(
             tally.notes += (f"stopped after {limits.seconds:g} s with {tally.runs} inputs",)
             break
     if contract is Contract.ROUNDING:
+        from .wide import wide_differs
+
         tally.notes += _spread(problem)
         broken, ratios = rounded(problem, "values", tally, end)
         tally.ratios = ratios
+        broken = broken or wide_differs(problem, tally, end, limits.seeds)
         if broken is not None:
             return broken, tally
     from .judge_derivative import derivatives_differ
@@ -271,9 +274,13 @@ Both = Callable[[Sequence[Array]], tuple[list[Array], list[Array] | str]]
 Exact = Callable[[Sequence[Array]], list[Array]]
 
 
+def values_of(problem: Problem, arrays: Sequence[Array]) -> tuple[list[Array], list[Array] | str]:
+    """Both sides' outputs; where the rewrite fails, how."""
+    return problem.run(problem.before, arrays), _after(problem, arrays)
+
+
 def _values(problem: Problem) -> tuple[Both, Exact]:
-    both = lambda arrays: (problem.run(problem.before, arrays), _after(problem, arrays))
-    return both, problem.exactly
+    return (lambda arrays: values_of(problem, arrays)), problem.exactly
 
 
 def _of_derivative(problem: Problem, theme: Theme) -> tuple[Both, Exact]:

@@ -241,7 +241,11 @@ def _scattered(scatter: Callable[..., Any], operands: Sequence[Any], params: Any
 
 
 def in_float64(
-    eqns: Sequence[Eqn], inputs: Sequence[Var], outputs: Sequence[Atom], values: Sequence[Any]
+    eqns: Sequence[Eqn],
+    inputs: Sequence[Var],
+    outputs: Sequence[Atom],
+    values: Sequence[Any],
+    watch: Callable[[Var, Any], None] | None = None,
 ) -> list[Any]:
     """The outputs with every floating point value in float64; run it under ``enable_x64``."""
 
@@ -254,4 +258,4 @@ def in_float64(
 
     values = [wide(v) for v in values]
     with jax.default_matmul_precision("highest"):
-        return evaluate(eqns, inputs, outputs, values, promoted, literal)
+        return evaluate(eqns, inputs, outputs, values, promoted, literal, watch=watch)

@@ -277,3 +277,15 @@ ROUNDED = (
     ),
 )
 """For errors against a more precise evaluation."""
+
+
+def across_range(share: float) -> Theme:
+    """Floats of both signs and of so much of their type's exponents."""
+
+    def floats(rng: _Rng, n: int, dtype: Any) -> Any:
+        info: Any = jnp.finfo(dtype)
+        most = int(np.log2(float(info.max)) * share)
+        sizes = np.ldexp(rng.uniform(1, 2, n), rng.integers(-most, most, n, endpoint=True))
+        return (sizes * rng.choice([1.0, -1.0], n)).astype(dtype)
+
+    return Theme(f"{share:.0%} of the exponents", _uniform, floats, _shuffled, _parts)

@@ -136,3 +136,19 @@ def test_cotangents_may_be_added_in_another_order(quick):
     nearly = lambda x, g: -((g + jnp.float32(4)) - jnp.float32(4))
     assert checked(with_derivative(nearly), x, quick).verdict is Verdict.VERIFIED
     assert checked(with_derivative(further), x, quick).verdict is Verdict.VIOLATION
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_a_large_value_that_is_lost(quick, dtype):
+    """Errors are measured near one; a rounding contract is kept elsewhere, too."""
+    x = np.zeros(16, dtype)
+    lost = lambda x: jnp.where(jnp.abs(x) > 1e30, 0, x * -1).astype(x.dtype)
+    assert checked(lost, x, quick, ROUNDING).verdict is Verdict.VIOLATION
+    assert checked(lambda x: x * -1, x, quick, ROUNDING).verdict is Verdict.VERIFIED
+
+
+def test_where_a_value_leaves_the_range_nothing_is_compared(quick):
+    """A product may overflow at another point."""
+    x = np.zeros(16, np.float32)
+    early = lambda x: (x * 2.0**60) * -(2.0**-60)
+    assert checked(early, x, quick, ROUNDING).verdict is Verdict.VERIFIED
