@@ -38,6 +38,10 @@ class Guarded:
     """Of which its result must be one."""
     wanted: str
     """The same, in words."""
+    at: str = ""
+    """On which equation, where its arguments don't tell."""
+    count: int | None = None
+    """How many arrays its result has."""
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns.
@@ -50,14 +54,25 @@ class Guarded:
         except (PassFault, SiteDeclined):
             raise
         except Exception as error:
-            raise failed(self.owner, self.role, self.fn, error, args) from error
+            raise failed(self.owner, self.role, self.fn, error, args, self.at) from error
         if not isinstance(found, self.kinds):
-            kind = type(found).__name__
-            raise PassFault(
-                f"the pass {self.owner}: its {self.role}, {place_of(self.fn)}, returned "
-                f"{_short(repr(found))} of type {kind}{_at(args)}; wanted {self.wanted}"
-            )
+            raise self._returned(f"{_short(repr(found))} of type {type(found).__name__}", args)
+        if self.count is None:
+            return found
+        several: Any = found
+        if len(several) != self.count:
+            raise self._returned(f"a {type(found).__name__} of {len(several)}", args)
+        for i, value in enumerate(several):
+            if not hasattr(value, "dtype") and not isinstance(value, bool | int | float | complex):
+                said = f"{_short(repr(value))} of type {type(value).__name__}"
+                raise self._returned(f"{said} as result {i}", args)
         return found
+
+    def _returned(self, what: str, args: tuple[Any, ...]) -> PassFault:
+        return PassFault(
+            f"the pass {self.owner}: its {self.role}, {place_of(self.fn)}, returned {what}"
+            f"{self.at or _at(args)}; wanted {self.wanted}"
+        )
 
 
 def guarded(p: Pass) -> Pass:
@@ -86,16 +101,23 @@ def guarded(p: Pass) -> Pass:
     )  # fmt: skip
 
 
-def guarded_way(owner: str, way: Replacement) -> Replacement:
-    """A replacement whose ``fn`` says what is wrong with it."""
+def guarded_way(owner: str, match: Match, way: Replacement) -> Replacement:
+    """A replacement of a match whose ``fn`` says what is wrong with it."""
     if way.fn is None or isinstance(way.fn, Guarded):
         return way
-    kinds, wanted = (list, tuple), "a list of arrays, one for each of `results`"
-    return replace(way, fn=Guarded(way.fn, owner, "fn of its Replacement", kinds, wanted))
+    n = len(way.results)
+    wanted = f"a list of {n} array{'' if n == 1 else 's'}, one for each of `results`"
+    role, kinds = "fn of its Replacement", (list, tuple)
+    return replace(way, fn=Guarded(way.fn, owner, role, kinds, wanted, _at((match,)), n))
 
 
 def failed(
-    owner: str, role: str, fn: Any, error: BaseException, args: tuple[Any, ...] = ()
+    owner: str,
+    role: str,
+    fn: Any,
+    error: BaseException,
+    args: tuple[Any, ...] = (),
+    at: str = "",
 ) -> PassFault:
     """What a function of a pass raised, as one line that says where."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -107,7 +129,7 @@ def failed(
     ]  # fmt: skip
     where = f" at {inside[-1].filename}:{inside[-1].lineno}" if inside else ""
     return PassFault(
-        f"the pass {owner}: its {role}, {place_of(fn)}, failed{_at(args)}: {said}{where}"
+        f"the pass {owner}: its {role}, {place_of(fn)}, failed{at or _at(args)}: {said}{where}"
     )
 
 

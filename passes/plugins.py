@@ -93,7 +93,7 @@ class _Anew:
     owner: str
 
     def __call__(self, match: Match) -> Replacement:
-        return _anew(self.owner, self.replace(match))
+        return _anew(self.owner, match, self.replace(match))
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,13 @@ class _WaysAnew:
 
     def __call__(self, match: Match) -> Mapping[str, Replacement | Reason]:
         found = self.ways(match)
-        return {n: w if isinstance(w, Reason) else _anew(self.owner, w) for n, w in found.items()}
+        return {
+            n: w if isinstance(w, Reason) else _anew(self.owner, match, w) for n, w in found.items()
+        }
 
 
-def _anew(owner: str, way: Replacement) -> Replacement:
-    return replace(guarded_way(owner, way), key=(next(_NUMBERS),))
+def _anew(owner: str, match: Match, way: Replacement) -> Replacement:
+    return replace(guarded_way(owner, match, way), key=(next(_NUMBERS),))
 
 
 def fault_of(found: Any) -> str | None:

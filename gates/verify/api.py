@@ -276,11 +276,33 @@ def judged(
             found.append(replace(made, checked=checked, mutants=scores))
     if progress is not None:
         progress(len(sites), len(sites), "")
-    notes = () if sites else ("no pass applied anywhere: there is nothing to verify",)
+    notes = () if sites else (_nothing(report, wanted),)
     return Evidence(
         report.name, tuple(found), notes=(*notes, *report.notes), mutated=mutants,
         ended=report.ended,
     )  # fmt: skip
+
+
+_SHOWN = 3
+"""Sites declined that are named where none applied."""
+
+
+def _nothing(report: Report, wanted: set[str] | None) -> str:
+    """That there is no site; and where a pass's pattern did match, why it wasn't applied."""
+    declined = [
+        s for s in report.declined
+        if (wanted is None or s.pass_name in wanted)
+        and all(r.code != "near-miss" for r in s.reasons)
+    ]  # fmt: skip
+    if not declined:
+        return "no pass applied anywhere: there is nothing to verify"
+    said = [
+        f"{(s.addresses or (s.pass_name,))[0]} matched and was declined: "
+        + "; ".join(f"{r.code}: {r}" for r in s.reasons)
+        for s in declined[:_SHOWN]
+    ]
+    more = f"; and {len(declined) - _SHOWN} more" if len(declined) > _SHOWN else ""
+    return f"no pass applied, so there is nothing to verify; {'; '.join(said)}{more}"
 
 
 def _known(name: str) -> str:

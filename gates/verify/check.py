@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +13,11 @@ import numpy as np
 from ...passes.base import Contract
 from .compare import Errors, Place, difference
 from .derivative import Derivative, derivative
-from .evaluate import Unrunnable
+from .evaluate import Unrunnable, is_complex, is_float
 from .inputs import NoInputs, Theme, make
 from .problem import Problem, build
 from .record import Piece
-from .themes import EXACT, FINITE, ROUNDED, SPOILED, SUMMED
+from .themes import EXACT, FINITE, ROUNDED, SPOILED, each_special
 from .verdict import Checked, Counterexample, Verdict
 
 Array = Any
@@ -80,6 +81,8 @@ def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Check
     for depth, floats in _levels(deepest):
         try:
             problem = build(piece, depth, floats)
+            if all(0 in a.aval.shape for a in problem.before.outputs):
+                return Checked(Verdict.UNKNOWN, "no elements to compare"), None
             if problem.unshared and (depth < deepest or not floats):
                 reasons[_unshared(problem)] = None
                 continue
@@ -181,7 +184,11 @@ def run(
     """
     tally = Tally()
     themes = FINITE if contract is Contract.ROUNDING else EXACT
-    for theme, arrays in _filled(problem, themes, limits.seeds):
+    fillings = filled(problem, themes, limits.seeds)
+    if contract is not Contract.ROUNDING:
+        sizes = [i.size for i in problem.inputs if is_float(i.dtype) or is_complex(i.dtype)]
+        fillings = itertools.chain(fillings, filled(problem, each_special(sizes), 1))
+    for theme, arrays in fillings:
         broken = values_differ(problem, contract, theme.name, arrays)
         tally.runs += 1
         if broken is not None:
@@ -190,12 +197,17 @@ def run(
             tally.notes += (f"stopped after {limits.seconds:g} s with {tally.runs} inputs",)
             break
     if contract is Contract.ROUNDING:
+        from .wide import wide_differs
+
         tally.notes += _spread(problem)
-        broken, ratios = _rounded(problem, "values", tally, end)
+        broken, ratios = rounded(problem, "values", tally, end)
         tally.ratios = ratios
+        broken = broken or wide_differs(problem, tally, end, limits.seeds)
         if broken is not None:
             return broken, tally
-    return _derivatives(problem, contract, tally, limits, end), tally
+    from .judge_derivative import derivatives_differ
+
+    return derivatives_differ(problem, contract, tally, limits, end), tally
 
 
 def values_differ(
@@ -233,9 +245,10 @@ def _spread(problem: Problem) -> tuple[str, ...]:
     return (f"a NaN or an infinity reaches further than before: {broken.place}",)
 
 
-def _filled(
+def filled(
     problem: Problem, themes: Sequence[Theme], seeds: int, first: int = 0
 ) -> Iterator[tuple[Theme, list[Array]]]:
+    """Inputs of each theme, so many times."""
     for seed in range(first, first + seeds):
         for theme in themes:
             yield theme, fill(problem, theme, seed)
@@ -261,28 +274,33 @@ Both = Callable[[Sequence[Array]], tuple[list[Array], list[Array] | str]]
 Exact = Callable[[Sequence[Array]], list[Array]]
 
 
+def values_of(problem: Problem, arrays: Sequence[Array]) -> tuple[list[Array], list[Array] | str]:
+    """Both sides' outputs; where the rewrite fails, how."""
+    return problem.run(problem.before, arrays), _after(problem, arrays)
+
+
 def _values(problem: Problem) -> tuple[Both, Exact]:
-    both = lambda arrays: (problem.run(problem.before, arrays), _after(problem, arrays))
-    return both, problem.exactly
+    return (lambda arrays: values_of(problem, arrays)), problem.exactly
 
 
-def _of_derivative(problem: Problem) -> tuple[Both, Exact]:
+def _of_derivative(problem: Problem, theme: Theme) -> tuple[Both, Exact]:
     found = derivative(problem)
     assert isinstance(found, Derivative)
+    found = replace(found, real=theme.real_cotangents)
     return found.both, found.exactly
 
 
-def _rounded(
-    problem: Problem, of: str, tally: Tally, end: float
+def rounded(
+    problem: Problem, of: str, tally: Tally, end: float, themes: Sequence[Theme] = ROUNDED
 ) -> tuple[Broken | None, tuple[float, float] | None]:
     """Whether errors stay within the bound, as run here or else with each sum rounded once.
 
     In which order a matrix product adds up, no operation says, and a CPU's is not a TPU's.
     """
-    found = _errors(problem, of, tally, end)
+    found = _errors(problem, of, tally, end, themes)
     if found[0] is None or not isinstance(found[0].place, str) or found[1] is None:
         return found
-    again = _errors(replace(problem, summed=True, compiled={}), of, tally, end)
+    again = _errors(replace(problem, summed=True, compiled={}), of, tally, end, themes)
     if again[0] is None:
         tally.notes += (f"{of} as this CPU adds: {found[0].place}; with each sum rounded once the "
                         "bound holds",)  # fmt: skip
@@ -291,17 +309,18 @@ def _rounded(
 
 
 def _errors(
-    problem: Problem, of: str, tally: Tally, end: float
+    problem: Problem, of: str, tally: Tally, end: float, themes: Sequence[Theme]
 ) -> tuple[Broken | None, tuple[float, float] | None]:
     """Whether errors stay within the bound, averaged over more and more seeds until they do."""
-    both, exactly = _values(problem) if of == "values" else _of_derivative(problem)
     worst: tuple[float, float] | None = None
-    for theme in ROUNDED:
+    for theme in themes:
+        values = of == "values"
+        both, exactly = _values(problem) if values else _of_derivative(problem, theme)
         errors: dict[int, Errors] = {}
         seeds, first = 4, 0
         arrays: list[Array] = []
         while True:
-            for _, arrays in _filled(problem, [theme], seeds - first, first):
+            for _, arrays in filled(problem, [theme], seeds - first, first):
                 before, after = both(arrays)
                 if isinstance(after, str):
                     return Broken(after, theme.name, tuple(arrays), of), worst
@@ -342,47 +361,3 @@ def _add(
             return replace(place, output=i)
         errors[i] = errors.get(i, Errors()).plus(b, a, e)
     return None
-
-
-def _derivatives(
-    problem: Problem, contract: Contract, tally: Tally, limits: Limits, end: float
-) -> Broken | None:
-    """Whether the derivatives keep the contract too, where there are any.
-
-    Sums of cotangents are compared on small integers, on which they are exact in any order.
-    """
-    found = derivative(problem)
-    if isinstance(found, str):
-        tally.notes += (found,)
-        return None
-    exact = Contract.VALUE if contract is Contract.ROUNDING else contract
-    if contract is not Contract.ROUNDING or not problem.arithmetic:
-        for theme, arrays in _filled(problem, SUMMED, max(1, limits.seeds // 2)):
-            broken = derivative_differs(found, exact, theme.name, arrays)
-            tally.derivatives += 1
-            if broken is not None:
-                return broken
-            if time.monotonic() > end:
-                return None
-    if contract is not Contract.ROUNDING:
-        return None
-    try:
-        broken, ratios = _rounded(problem, "derivative", tally, end)
-    except Unrunnable as error:
-        tally.notes += (f"derivatives were not compared: {error}",)
-        return None
-    if ratios is not None:
-        tally.ratios = ratios if tally.ratios is None else (
-            max(tally.ratios[0], ratios[0]), max(tally.ratios[1], ratios[1]))  # fmt: skip
-    return broken
-
-
-def derivative_differs(
-    found: Derivative, contract: Contract, theme: str, arrays: Sequence[Array]
-) -> Broken | None:
-    """Whether the derivatives at one input differ beyond the contract."""
-    before, after = found.both(arrays)
-    if isinstance(after, str):
-        return Broken(after, theme, tuple(arrays), "derivative")
-    place = difference(before, after, contract, True)
-    return None if place is None else Broken(place, theme, tuple(arrays), "derivative")

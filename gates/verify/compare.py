@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...passes.base import Contract
-from .evaluate import is_float
+from .evaluate import is_complex, is_float
 
 Array = Any
 MOST = 1.10
@@ -75,10 +75,13 @@ def difference(
 
 
 def _wrong(b: Array, a: Array, contract: Contract, arithmetic: bool) -> Array:
-    if jnp.issubdtype(b.dtype, jnp.complexfloating):
-        return _bits(b.view(f"f{b.dtype.itemsize // 2}")) != _bits(
-            a.view(f"f{b.dtype.itemsize // 2}")
+    if is_complex(b.dtype):
+        parts = (
+            (np.ascontiguousarray(p(b)), np.ascontiguousarray(p(a))) for p in (np.real, np.imag)
         )
+        real, imag = (_wrong(x.reshape(b.shape), y.reshape(b.shape), contract, arithmetic)
+                      for x, y in parts)  # fmt: skip
+        return np.asarray(real | imag)
     if not is_float(b.dtype):
         return np.asarray(b != a)
     nan_b, nan_a = np.isnan(b.astype(np.float32)), np.isnan(a.astype(np.float32))
@@ -166,3 +169,36 @@ def _log_ratio(after: float, before: float) -> float:
     if before == 0:
         return float("inf")
     return float(np.log(max(after / before, _LEAST)))
+
+
+ULPS = 16
+"""How many units in the last place of an output's greatest value sums in another order may move."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How far two results of one output are from each other, over some runs."""
+
+    far: float = 0.0
+    greatest: float = 0.0
+    """The greatest number that the original makes."""
+    epsilon: float = 0.0
+
+    def plus(self, before: Array, after: Array) -> Apart:
+        """With another run, of results of one floating point type."""
+        info: Any = jnp.finfo(before.dtype)
+        b, a = before.astype(np.float64), after.astype(np.float64)
+        alike = (b == a) | (np.isnan(b) & np.isnan(a))
+        with np.errstate(invalid="ignore"):
+            far = np.where(alike, 0.0, np.abs(a - b))
+        far = np.nan_to_num(far, nan=np.inf, posinf=np.inf)
+        most = np.abs(np.where(np.isfinite(b), b, 0.0)).max(initial=0)
+        return Apart(
+            max(self.far, float(far.max(initial=0))), max(self.greatest, float(most)),
+            float(info.eps),
+        )  # fmt: skip
+
+    @property
+    def close(self) -> bool:
+        """Whether no more lies between them than sums in another order may make."""
+        return self.far <= ULPS * self.epsilon * self.greatest

@@ -152,6 +152,11 @@ def is_float(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
+def is_complex(dtype: Any) -> bool:
+    """Whether a type is of complex floating point numbers."""
+    return bool(jnp.issubdtype(dtype, jnp.complexfloating))
+
+
 def wide(value: Any) -> Any:
     """A floating point array in float64; anything else as it is."""
     if hasattr(value, "dtype") and is_float(value.dtype):
@@ -236,7 +241,11 @@ def _scattered(scatter: Callable[..., Any], operands: Sequence[Any], params: Any
 
 
 def in_float64(
-    eqns: Sequence[Eqn], inputs: Sequence[Var], outputs: Sequence[Atom], values: Sequence[Any]
+    eqns: Sequence[Eqn],
+    inputs: Sequence[Var],
+    outputs: Sequence[Atom],
+    values: Sequence[Any],
+    watch: Callable[[Var, Any], None] | None = None,
 ) -> list[Any]:
     """The outputs with every floating point value in float64; run it under ``enable_x64``."""
 
@@ -249,4 +258,4 @@ def in_float64(
 
     values = [wide(v) for v in values]
     with jax.default_matmul_precision("highest"):
-        return evaluate(eqns, inputs, outputs, values, promoted, literal)
+        return evaluate(eqns, inputs, outputs, values, promoted, literal, watch=watch)

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from ...matchers.fact import Fact, limits
-from .evaluate import is_float
+from .evaluate import is_complex, is_float
 
 Array = Any
 _Rng = np.random.Generator
@@ -48,6 +47,8 @@ class Theme:
     permutation: Callable[[_Rng, int], Array]
     groups: Callable[[_Rng, int, int], Array]
     """Sizes of so many groups of so many rows."""
+    real_cotangents: bool = False
+    """Whether derivatives are taken at cotangents that are no integers."""
     scaled: bool = False
     """Whether floats are divided by the root of the last dimension, as weights begin: sums over it
     then stay near one, and what is solved by them well conditioned."""
@@ -76,7 +77,7 @@ def _filled(theme: Theme, one: Input, rng: _Rng) -> Array:
         return np.full(shape, signed, dtype)
     if limit is None:
         if not is_float(dtype):
-            return _other(one, rng)
+            return _other(theme, one, rng)
         if fact.integers() is not None:
             lo, hi = fact.integers() or (0, 0)
             return theme.integers(rng, one.size, lo, hi).reshape(shape).astype(dtype)
@@ -148,10 +149,13 @@ def _in_groups(theme: Theme, one: Input, rng: _Rng) -> Array:
     return found.astype(one.dtype)
 
 
-def _other(one: Input, rng: _Rng) -> Array:
-    if jnp.issubdtype(one.dtype, jnp.complexfloating):
-        parts = rng.standard_normal((2, one.size))
-        return (parts[0] + 1j * parts[1]).reshape(one.shape).astype(one.dtype)
+def _other(theme: Theme, one: Input, rng: _Rng) -> Array:
+    if is_complex(one.dtype):
+        found = np.empty(one.size, one.dtype)
+        # Each by itself: 1j times an infinity has a NaN beside it.
+        found.real = theme.floats(rng, one.size, found.real.dtype)
+        found.imag = theme.floats(rng, one.size, found.real.dtype)
+        return found.reshape(one.shape)
     raise NoInputs(f"no values are known for {one.dtype}")
 
 

@@ -18,7 +18,7 @@ from ...compat.primitives import primitive
 from ...matchers.fact import UNKNOWN, Fact
 from ...passes.engine.fragments import Cut, Region
 from .devices import across, joined
-from .evaluate import Rule, evaluate, in_float64, is_float, summed_once
+from .evaluate import Rule, evaluate, in_float64, is_complex, is_float, summed_once
 from .inputs import Input
 from .record import Piece
 
@@ -212,9 +212,13 @@ def _computes(eqn: Eqn) -> bool:
     """Whether an equation makes floating point numbers by arithmetic, in it or in a body."""
     return any(
         e.primitive.name not in _MOVING
-        and any(is_float(getattr(v.aval, "dtype", np.int32)) for v in e.outvars)
+        and any(_is_real_or_complex(getattr(v.aval, "dtype", np.int32)) for v in e.outvars)
         for e in walk([eqn])
     )
+
+
+def _is_real_or_complex(dtype: Any) -> bool:
+    return is_float(dtype) or is_complex(dtype)
 
 
 def group_sizes(eqns: Sequence[Eqn]) -> dict[Var, int]:

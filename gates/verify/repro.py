@@ -88,7 +88,9 @@ def _line(text: str) -> str:
 def _words(a: Any) -> Any:
     """An array's words as integers: numpy's files don't hold bfloat16."""
     a = np.ascontiguousarray(a)
-    return a.astype(np.uint8) if a.dtype == np.bool_ else a.view(f"uint{a.dtype.itemsize * 8}")
+    if a.dtype == np.bool_:
+        return a.astype(np.uint8)
+    return a.view(f"uint{min(a.dtype.itemsize, 8) * 8}")  # of a complex128, both parts
 
 
 def _listing(problem: Problem) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ import numpy as np
 from .inputs import Theme
 
 _Rng = np.random.Generator
+MOST_SPECIAL = 20
+"""No type has more `special_values`."""
 _SOME = 64
 """Values of which a theme of ties takes its few."""
 
@@ -67,7 +70,7 @@ def _zeros(rng: _Rng, n: int, dtype: Any) -> Any:
 
 def _exponents(rng: _Rng, n: int, dtype: Any) -> Any:
     info: Any = jnp.finfo(dtype)
-    most = int(np.log2(float(info.max))) // 3
+    most = max(int(np.log2(float(info.max))) // 3, 1)
     return np.ldexp(rng.standard_normal(n), rng.integers(-most, most, n)).astype(dtype)
 
 
@@ -88,8 +91,8 @@ def special_values(dtype: Any) -> Any:
     """NaNs of both signs and other payloads, infinities, zeros, subnormals and both ends."""
     info: Any = jnp.finfo(dtype)
     width = int(info.bits)
-    if width not in (16, 32, 64):
-        return np.array([0.0, 1.0, -1.0, float(info.max), float(info.min)]).astype(dtype)
+    if width <= 8:
+        return _narrow_values(dtype, width)
     word = np.dtype(f"uint{width}")
     quiet = int(np.array(np.inf, dtype).view(word)) | 1 << (int(info.nmant) - 1)
     sign = 1 << (width - 1)
@@ -97,6 +100,21 @@ def special_values(dtype: Any) -> Any:
     tiny = np.array([1, 1 | sign, (1 << int(info.nmant)) - 1], word).view(dtype)
     plain = [0.0, -0.0, np.inf, -np.inf, 1.0, -1.0, float(info.max), float(info.min)]
     return np.concatenate([nans, tiny, np.array(plain).astype(dtype)])
+
+
+def _narrow_values(dtype: Any, width: int) -> Any:
+    """The same of a type of so few bits that all its values can be looked at.
+
+    Some have no infinity, one NaN only, or one zero.
+    """
+    info: Any = jnp.finfo(dtype)
+    every = np.arange(1 << width, dtype=np.uint8).view(dtype)
+    wide = every.astype(np.float64)
+    size = np.abs(wide)
+    least = float(info.smallest_normal)
+    below = size[(size > 0) & (size < least)]
+    sizes = [0.0, np.inf, 1.0, least, float(info.max), *below[[0, -1]][: below.size]]
+    return every[np.isnan(wide) | np.isin(size, sizes) | (wide == float(info.min))]
 
 
 def _special(rng: _Rng, n: int, dtype: Any) -> Any:
@@ -124,7 +142,8 @@ def _ordered(step: int) -> Any:
 
 def _nan_only(rng: _Rng, n: int, dtype: Any) -> Any:
     values = special_values(dtype)
-    return rng.choice(values[:4] if len(values) > 5 else values, n)
+    nans = values[np.isnan(values.astype(np.float64))]
+    return rng.choice(nans if nans.size else values, n)
 
 
 def _constant(rng: _Rng, n: int, dtype: Any) -> Any:
@@ -195,6 +214,30 @@ EXACT = (
 )
 """For contracts on bits, and for what is no number of a rounding contract."""
 
+
+def each_special(sizes: Sequence[int]) -> tuple[Theme, ...]:
+    """Themes that give every special value to inputs of a few elements, which chance may not.
+
+    Args:
+        sizes: elements of each floating point input. None follow where one holds them all.
+    """
+    most = max(sizes, default=MOST_SPECIAL)
+    if not 0 < most < MOST_SPECIAL:
+        return ()
+    starts = range(0, MOST_SPECIAL, most)
+    return tuple(
+        Theme(f"special values from number {i}", _uniform, _special_from(i), _shuffled, _parts)
+        for i in starts
+    )
+
+
+def _special_from(first: int) -> Any:
+    def fill(rng: _Rng, n: int, dtype: Any) -> Any:
+        return np.resize(np.roll(special_values(dtype), -first), n)
+
+    return fill
+
+
 SUMMED = (
     Theme("small integers", _uniform, _small, _shuffled, _parts),
     Theme("small integers, ties", _few, _small, _back, _alternate),
@@ -216,10 +259,33 @@ FINITE = (
 SPOILED = Theme("random, some special values", _uniform, _sprinkled, _shuffled, _not_all)
 """To see how far a NaN or an infinity reaches."""
 
+REAL = Theme("normal", _uniform, _normal, _shuffled, _parts, real_cotangents=True, scaled=True)
+"""For derivatives at what is no integer."""
+
 ROUNDED = (
-    Theme("normal", _uniform, _normal, _shuffled, _parts, scaled=True),
+    Theme("normal", _uniform, _normal, _shuffled, _parts, real_cotangents=True, scaled=True),
     Theme("normal, ties", _few, _normal, _shuffled, _not_all, scaled=True),
     Theme("halfway", _uniform, _halfway, _shuffled, _parts, scaled=True),
-    Theme("normal, one group", _mostly_one, _normal, _turned, _one_group(-1), scaled=True),
+    Theme(
+        "normal, one group",
+        _mostly_one,
+        _normal,
+        _turned,
+        _one_group(-1),
+        real_cotangents=True,
+        scaled=True,
+    ),
 )
 """For errors against a more precise evaluation."""
+
+
+def across_range(share: float) -> Theme:
+    """Floats of both signs and of so much of their type's exponents."""
+
+    def floats(rng: _Rng, n: int, dtype: Any) -> Any:
+        info: Any = jnp.finfo(dtype)
+        most = int(np.log2(float(info.max)) * share)
+        sizes = np.ldexp(rng.uniform(1, 2, n), rng.integers(-most, most, n, endpoint=True))
+        return (sizes * rng.choice([1.0, -1.0], n)).astype(dtype)
+
+    return Theme(f"{share:.0%} of the exponents", _uniform, floats, _shuffled, _parts)

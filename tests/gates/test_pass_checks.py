@@ -160,8 +160,8 @@ WRONG = {
                          "rev → f32[8,4] of HERE: KeyError: 'nothing' at HERE"),
     "replace fails": ({"replace": fails}, "its replace, fails (HERE), failed on rev → f32[8,4] of "
                       "HERE: KeyError: 'nothing' at HERE"),
-    "fn fails": ({"replace": by(fails)}, "its fn of its Replacement, <lambda> (HERE), failed: "
-                 "KeyError: 'nothing' at HERE"),
+    "fn fails": ({"replace": by(fails)}, "its fn of its Replacement, <lambda> (HERE), failed "
+                 "on rev → f32[8,4] of HERE: KeyError: 'nothing' at HERE"),
     "find returns": ({"find": returns(True)}, "its find, given (HERE), returned True of type bool "
                      "on rev → f32[8,4] of HERE; wanted a Match, a Mismatch, or None"),
     "a check returns": (renamed(returns(True)), "its check of the requirement 'axes', given "
@@ -210,7 +210,7 @@ def test_a_fn_that_returns_an_array_alone_is_not_taken_apart():
     def alone(match):
         return dataclasses.replace(replace(match), fn=lambda x: x)
 
-    with pytest.raises(PassFault, match=r"wanted a list of arrays, one for each of `results`"):
+    with pytest.raises(PassFault, match=r"wanted a list of 1 array, one for each of `results`"):
         optimize(before, passes=[dataclasses.replace(PASS, replace=alone)])(jnp.ones((8, 4)))
 
 
