@@ -131,26 +131,6 @@ def _small(a: Eqn, b: Eqn) -> Difference | None:
     return Difference("large", f"{most:,} bytes", f"at most {MOST_BYTES:,} bytes each")
 
 
-def wider_words(eqns: Sequence[Eqn]) -> Difference | None:
-    """That an array takes too many bytes in words of the widest, in which mixed dtypes travel."""
-    dtypes = [e.invars[0].aval.dtype for e in eqns]
-    if len(set(dtypes)) == 1:
-        return None
-    word = max(d.itemsize for d in dtypes)
-    most, dtype = max(
-        ((size(e) // d.itemsize * word, d) for e, d in zip(eqns, dtypes, strict=True)),
-        key=lambda found: found[0],
-    )
-    if most <= MOST_BYTES or dtype.itemsize == word:
-        return None
-    return Difference("wider-words", f"{most:,} bytes, {dtype} in words of {8 * word} bits",
-                      f"at most {MOST_BYTES:,} bytes each")  # fmt: skip
-
-
-def _narrow_words(a: Eqn, b: Eqn) -> Difference | None:
-    return wider_words((a, b)) if is_gather(a) and is_gather(b) else None
-
-
 CHECKS: tuple[Check, ...] = (
     _same("kind", lambda e: e.primitive, lambda p: p.name),
     _same(
@@ -168,7 +148,6 @@ CHECKS: tuple[Check, ...] = (
     _shapes,
     other_operand,
     _small,
-    _narrow_words,
 )
 
 ANY_SUMS = frozenset({_dtypes})

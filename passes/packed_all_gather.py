@@ -18,9 +18,7 @@ word is packed_psum_scatter's, of a looser contract.
 It helps because each collective has a latency that doesn't depend on its size: done by hand to a
 large mixture-of-experts trainer, it took 0.095 s off a micro-batch of 10 s on 128 TPUs v7x. It
 costs a copy of the operands and one of the results, so that arrays over 8 MiB are left alone: at
-some 2 kB a cycle that is the order of one latency, a rule of thumb and not measured. Arrays of
-different dtypes travel in words of the widest, and are counted as such: bfloat16 beside float32
-moves twice its bytes, and is left alone from 4 MiB on. Compilers
+some 2 kB a cycle that is the order of one latency, a rule of thumb and not measured. Compilers
 combine collectives on their own only where nothing depends on the order, and not across dtypes.
 """
 

@@ -11,7 +11,7 @@ from jax import lax
 
 from ...compat.jaxprs import Eqn
 from ...compat.weak_types import weak
-from ...matchers.collective_checks import PARAMS, common_layout, is_gather, wider_words
+from ...matchers.collective_checks import PARAMS, common_layout, is_gather
 from ...matchers.collectives import collectives, outside
 from ...matchers.graph import Scope
 from ...matchers.pattern import Mismatch
@@ -100,13 +100,7 @@ def profitable(match: Match) -> Reason | None:
     if found is not None:
         return Reason("large", "the copies cost more than a collective's latency",
                       found.found, found.wanted)  # fmt: skip
-    eqns = [match.scope.eqns[i] for i in match.captures["members"]]
-    # The second of a group may be widened by the third, which was compared with the first only.
-    wider = match.captures["reasons"].get("wider-words") or wider_words(eqns)
-    if wider is not None:
-        said = "in words of the widest, the copies cost more than a collective's latency"
-        return Reason("wider-words", said, wider.found, wider.wanted)
-    if len(eqns) > 1:
+    if len(match.captures["members"]) > 1:
         return None
     return Reason("order", "each of the two needs something that only the other's group can give",
                   "collectives that wait for each other", "some order of them all")  # fmt: skip

@@ -567,34 +567,6 @@ def test_declines_to_copy_large_arrays(why):
     assert explain(fn, half, half, passes=[NAME]).counts() == ONE
 
 
-def test_arrays_are_counted_in_the_words_that_they_travel_in(why):
-    """In bytes of the result, f32[4096,n] or narrower on each device."""
-    ids, more = (jax.ShapeDtypeStruct((4096, 2), np.int32),) * 2
-    half = jax.ShapeDtypeStruct((4096, 1024), jnp.bfloat16)
-    assert declined(why, lambda x, i: (gather(x), gather(i)), half, ids) == [[
-        "wider-words: in words of the widest, the copies cost more than a collective's latency "
-        "(found 16,777,216 bytes, bfloat16 in words of 32 bits; wanted at most 8,388,608 bytes "
-        "each)"
-    ]]  # fmt: skip
-    both = sharded(lambda *xs: [gather(x) for x in xs])
-    # At the limit; and of one dtype, which travels as it is.
-    assert explain(both, jax.ShapeDtypeStruct((4096, 512), jnp.bfloat16), ids, passes=[NAME]
-                   ).counts() == ONE  # fmt: skip
-    assert explain(both, half, half, passes=[NAME]).counts() == ONE
-    # The rest go together without it.
-    report = explain(both, half, ids, more, passes=[NAME])
-    assert report.counts() == ONE
-    assert [[r.partition(":")[0] for r in site] for site in why(report, NAME)] == [["wider-words"]]
-
-
-def test_declines_a_group_whose_second_is_widened_by_its_third(why):
-    small, large = (jax.ShapeDtypeStruct((4096, n), jnp.bfloat16) for n in (2, 1024))
-    ids = jax.ShapeDtypeStruct((4096, 2), np.int32)
-    ((found,),) = declined(why, lambda *xs: [gather(x) for x in xs], small, large, ids)
-    assert found.startswith("wider-words: ")
-    assert "found 16,777,216 bytes, bfloat16 in words of 32 bits" in found
-
-
 def test_declines_to_cross_a_barrier(why):
     def fn(x, i):
         w = gather(x)
