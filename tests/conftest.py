@@ -2,7 +2,11 @@
 
 import os
 import shutil
+import sys
 import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))  # what several tests are made of
 
 pytest_plugins = ["pytester"]
 
