@@ -51,8 +51,8 @@ def without(eqn: Eqn, needed: Sequence[bool]) -> Part | str:
     frame = search.whole(eqn.params["jaxpr"])
     refs = jaxprs.invars(eqn.params["jaxpr"])
     for position, (ref, keep) in enumerate(zip(refs[layout.outputs], needed, strict=True)):
-        if not keep and ref in search.refs:
-            reader = search.refs[ref]
+        reader = search.refs.get(ref)
+        if not keep and reader is not None:
             where = source_line(reader) or "an unknown line"
             return f"result {position}, which {reader.primitive.name} at {where} touches for others"
     return _Rebuilder(eqn, layout, needed).part(frame)
