@@ -128,8 +128,9 @@ def compile_staged(
 
 
 def child_command(folder: str) -> list[str]:
-    """The command that compiles what a folder holds."""
-    return [sys.executable, "-P", "-m", "relower.lowering.compile_child", folder]
+    """The command that compiles what a folder holds, for as long as this process lives."""
+    own = str(os.getpid())
+    return [sys.executable, "-P", "-m", "relower.lowering.compile_child", folder, own]
 
 
 def child_environment(flags: Sequence[str]) -> dict[str, str]:
