@@ -94,7 +94,8 @@ def stage_module(chosen: Any, target: str) -> StagedModule:
     goal = parse_target(target)
     mesh = make_mesh(goal, chosen.mesh, "auto", "abstract")
     lowered, _ = stage(chosen, goal, mesh, "abstract")
-    return StagedModule(module_bytes(lowered), compile_settings(lowered), str(goal), chosen.name)
+    settings = compile_settings(lowered, mesh.size)
+    return StagedModule(module_bytes(lowered), settings, str(goal), chosen.name)
 
 
 def compile_staged(
