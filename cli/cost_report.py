@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..gates.render import indented, plural, source_text
+from ..gates.render import indented, source_text
 from ..lowering.cost.attribute import Attribution
 from ..lowering.cost.compare import Comparison, Group
 from ..lowering.cost.model import RUNGS, Cost, OpCost
+from ..lowering.words import agreeing, plural
 
 NOISE = 0.01
 """The share of a place's cycles below which a loss is printed without the word."""
@@ -187,7 +188,7 @@ def _verdict(found: Comparison) -> Text:
     if found.worse is None:
         count = len(found.undecided)
         why = (
-            f"{plural(count, 'place')} changed and have no figure"
+            f"{plural(count, 'place')} changed and {agreeing(count, 'has', 'have')} no figure"
             if count
             else "no place has a figure on both sides"
         )

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from ..lowering.cost.attribute import Attribution
 from ..lowering.cost.compare import Comparison, Group
 from ..lowering.cost.model import RUNGS, Cost, OpCost
+from ..lowering.words import plural
 from .page import badge, folded, page, table, text
-from .render import plural, source_text
+from .render import source_text
 
 NOISE = 0.01
 """The share of a place's cycles below which a loss isn't called a regression."""

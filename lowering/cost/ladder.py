@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..compile import Compiled, CompileFailed, StagedModule, compile_staged
 from ..process import Limits
+from ..words import agreeing, plural
 from . import bundles as final_bundles
 from . import profile
 from .cache import Answer, CostCache, key_of
@@ -150,14 +151,17 @@ def _left_out(module: HloModule, ops: tuple[OpCost, ...]) -> list[str]:
     loops = unknown_loops(module)
     if loops:
         found.append(
-            f"{len(loops)} of the program's loops run an unknown number of times "
+            f"{len(loops)} of the program's loops {agreeing(len(loops), 'runs', 'run')} an unknown "
+            f"number of times "
             f"({', '.join(loops[:3])}{', …' if len(loops) > 3 else ''}): left out of totals"
         )
     if any(op.times == 0 for op in ops):
         found.append("of a conditional's branches the costliest is counted")
     sparse = [op for op in ops if op.sparse]
     if sparse:
-        found.append(f"{len(sparse)} calls of the SparseCore have no cycles on any rung")
+        calls = plural(len(sparse), "call")
+        have = agreeing(len(sparse), "has", "have")
+        found.append(f"{calls} of the SparseCore {have} no cycles on any rung")
     aside = [
         op
         for op in ops
@@ -166,7 +170,8 @@ def _left_out(module: HloModule, ops: tuple[OpCost, ...]) -> list[str]:
     if aside:
         moved = sum(op.hbm_bytes * (1 if op.times is None else op.times) for op in aside)
         found.append(
-            f"{len(aside)} copies and collectives that run beside other instructions have no "
-            f"cycles ({moved:,} HBM bytes)"
+            f"{plural(len(aside), 'copy or collective', 'copies and collectives')} that "
+            f"{agreeing(len(aside), 'runs', 'run')} beside other instructions "
+            f"{agreeing(len(aside), 'has', 'have')} no cycles ({plural(moved, 'HBM byte')})"
         )
     return found

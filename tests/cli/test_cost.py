@@ -120,7 +120,7 @@ def test_where_the_whole_has_no_cycles_the_sites_are_summed(costs, capfd, monkey
     assert main(["cost", "x.py:a", "--passes-b", "packed"]) == 2
     out = " ".join(capfd.readouterr().out.split())
     assert "the rewritten sites alone: 300 → 120 cycles in one run, rung fragment" in out
-    assert "1 of 2 sites have a figure (1 without: it stands in a kernel's body)" in out
+    assert "1 of 2 sites has a figure (1 without: it stands in a kernel's body)" in out
     assert main(["cost", "x.py:a", "--passes-b", "packed", "--json"]) == 2
     found = parsed("cost_comparison", capfd.readouterr().out)
     assert found["rewrites"] is None

@@ -415,7 +415,7 @@ AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
 
 
 def on_own_mesh(types):
-    """A function that closes over a mesh of the host's devices, as a script's top level makes it."""
+    """A function that closes over a mesh of the host's devices, as scripts make at their top."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(types,))
     spec = PartitionSpec("data")
     return jax.shard_map(

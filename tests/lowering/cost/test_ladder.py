@@ -59,7 +59,7 @@ def test_profile(compiler, sparse_text):
     assert cost.total().estimate == 50
     assert cost.total().coverage.startswith("1 of 2 operations")
     assert [limits for _, limits in calls] == [Limits(5.0)]
-    assert "SparseCore have no cycles" in " ".join(cost.notes)
+    assert "1 call of the SparseCore has no cycles" in " ".join(cost.notes)
 
 
 def test_salvaged(compiler):
