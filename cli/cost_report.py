@@ -69,7 +69,8 @@ def show_comparison(
         if len(changed) > shown:
             out.print(f"  and {plural(len(changed) - shown, 'more place')}; --ops shows more")
         same = len(found.groups) - len(changed)
-        out.print(f"  {plural(same, 'place')} with equal cycles" if same else "")
+        if same:
+            out.print(f"  {plural(same, 'place')} with equal cycles")
         if attribution is not None:
             _by_rewrite(out, attribution, shown)
         out.print(_verdict(found))
@@ -173,7 +174,7 @@ def _by_rewrite(out: Console, found: Attribution, shown: int) -> None:
     table.add_row(_saved(found.elsewhere, 0.0), "", Text("elsewhere", "dim"))
     out.print(table)
     if found.share is not None:
-        out.print(f"  {found.share:.0%} of the change is at the rewrites' places")
+        out.print(f"  {100 * found.share:.0f} % of the change is at the rewrites' places")
 
 
 def _saved(saving: float, base: float) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..compile import Compiled, CompileFailed, StagedModule, compile_staged
@@ -11,7 +12,7 @@ from ..words import agreeing, plural
 from . import bundles as final_bundles
 from . import profile
 from .cache import Answer, CostCache, key_of
-from .census import collectives, counts
+from .census import COLLECTIVES, collectives, counts
 from .chip import chip_of
 from .estimate import Figures, op_costs, unknown_loops
 from .hlo import HloModule, read_hlo
@@ -170,8 +171,24 @@ def _left_out(module: HloModule, ops: tuple[OpCost, ...]) -> list[str]:
     if aside:
         moved = sum(op.hbm_bytes * (1 if op.times is None else op.times) for op in aside)
         found.append(
-            f"{plural(len(aside), 'copy or collective', 'copies and collectives')} that "
-            f"{agreeing(len(aside), 'runs', 'run')} beside other instructions "
+            f"{_named(aside)} that {agreeing(len(aside), 'runs', 'run')} beside other instructions "
             f"{agreeing(len(aside), 'has', 'have')} no cycles ({plural(moved, 'HBM byte')})"
         )
     return found
+
+
+def _named(aside: Sequence[OpCost]) -> str:
+    """``2 copies and 1 collective``."""
+    copies = sum(op.kind.startswith("copy") for op in aside)
+    together = sum(op.kind.removesuffix("-start") in COLLECTIVES for op in aside)
+    rest = len(aside) - copies - together
+    parts = [
+        plural(count, one, many)
+        for count, one, many in (
+            (copies, "copy", "copies"),
+            (together, "collective", "collectives"),
+            (rest, "other operation", "other operations"),
+        )
+        if count
+    ]
+    return ", ".join(parts[:-1]) + " and " + parts[-1] if parts[:-1] else parts[0]

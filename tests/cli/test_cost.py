@@ -98,7 +98,7 @@ def test_a_program_against_itself_rewritten(costs, capfd, monkeypatch, parsed, t
     out = capfd.readouterr().out
     assert "B costs no more" in out
     assert f"{saving:,.0f}" in out.split("by rewrite")[1].splitlines()[1]
-    assert "100% of the change is at the rewrites' places" in out
+    assert "100 % of the change is at the rewrites' places" in out
     assert "nothing is left there" in out
     page = html.read_text()
     assert page.startswith("<!doctype html>")

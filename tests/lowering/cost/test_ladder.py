@@ -1,5 +1,7 @@
 """The ladder, with the compiler's part played by recorded text."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from relower.lowering.compile import Compiled, CompileFailed, StagedModule
@@ -112,3 +114,14 @@ def test_a_limit_that_the_plain_compilation_exceeds_ends_it(compiler):
     compiler(slow, slow)
     with pytest.raises(CompileFailed, match="stopped"):
         ladder.measure(STAGED)
+
+
+def test_what_runs_aside_is_named_by_kind():
+    def aside(*kinds):
+        return ladder._named([SimpleNamespace(kind=kind) for kind in kinds])
+
+    assert aside("copy-start") == "1 copy"
+    assert aside("copy-start", "copy-start", "all-gather-start") == "2 copies and 1 collective"
+    assert aside("copy-start", "all-reduce-start", "async-start") == (
+        "1 copy, 1 collective and 1 other operation"
+    )
