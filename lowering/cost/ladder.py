@@ -75,8 +75,13 @@ def climb(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
                 lasting = error.kind == "rejected"
                 return Answer(None, None, failure=error, lasting=lasting)
             failures.append(error)
+        salvaged, broken = profile.read_profiles(profiles)
         notes = (f"no profile of the whole program: {failures[0].cause}",)
-        salvaged = profile.read_profiles(profiles)
+        if broken:
+            files = plural(broken, "file")
+            notes += (
+                f"{files} of the analysis {agreeing(broken, 'is', 'are')} cut short: left out",
+            )
         compiled_plain, failure = _plain(staged, dump, limits, failures)
         counted = final_bundles.read_bundles(dump)
         figures = Figures(_rung(salvaged, counted), salvaged, counted)
