@@ -15,6 +15,7 @@ from ...compat import nnx, tracing
 from ...compat.collector import full_collections_postponed
 from ...compat.jaxprs import Body
 from ...compat.outputs import Outputs
+from ...lowering.words import plural
 from ..asked import Asked
 from ..base import Pass, PassNotApplicable
 from ..disable import DISABLED
@@ -132,7 +133,7 @@ def _warn(report: Report) -> None:
     guessed = [s for s in report.sites if s.measured is not None and s.measured.why is not None]
     if guessed:
         whys = Counter(s.measured.why for s in guessed if s.measured is not None)
-        what = "; ".join(f"{why} ({count} sites)" for why, count in whys.items())
+        what = "; ".join(f"{why} ({plural(count, 'site')})" for why, count in whys.items())
         warnings.warn(
             f"{report.name}: choose='measured' took the rule of thumb where nothing could be "
             f"measured: {what}",
