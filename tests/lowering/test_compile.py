@@ -4,8 +4,12 @@ import importlib.util
 import json
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
+import relower
 from relower.lowering import compile as compiling
 from relower.lowering.compile import CompileFailed, StagedModule, compile_staged, fatal_line
 from relower.lowering.process import Limits
@@ -114,3 +118,18 @@ def test_the_compiler_writes_no_logs_unless_asked(monkeypatch):
     assert child_environment([])["TPU_LOG_DIR"] == "disabled"
     monkeypatch.setenv("TPU_LOG_DIR", "/logs")
     assert child_environment([])["TPU_LOG_DIR"] == "/logs"
+
+
+def test_devices_are_counted_where_no_argument_is_placed():
+    """A program for one device dies in the compiler where its body knows eight."""
+
+    def build(mesh):
+        fn = jax.shard_map(
+            lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P()
+        )
+        return jax.jit(fn), (jax.ShapeDtypeStruct((64,), jnp.float32),)
+
+    split = compiling.stage_module(relower.case(build, mesh={"data": 8}), STAGED.target)
+    assert split.settings["partitions"] == 8
+    whole = relower.case(jnp.sum, jax.ShapeDtypeStruct((64,), jnp.float32))
+    assert compiling.stage_module(whole, STAGED.target).settings["partitions"] == 1
