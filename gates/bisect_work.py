@@ -11,7 +11,7 @@ from ..lowering.case import Case
 from ..lowering.errors import InputError
 from ..lowering.load import load_module
 from .bisect import Check, bisect
-from .numerics.judge import Rule, judge
+from .numerics.judge import Rule, first_and_worst, judge
 from .numerics.runs import Program, arrays_of, replicates, run
 
 BUILT_IN = ("bits", "numerics")
@@ -107,8 +107,8 @@ def _numerics(base: Program, spec: str) -> Check:
         found = judge(reference, near, run(base, steps, made), Rule("rounding"))
         wrong = [c for c in found if c.status == "broken"]
         if wrong:
-            worst = max(wrong, key=lambda c: c.ratio)
-            raise AssertionError(f"{worst.of} {worst.figure} {worst.found:.2g}, wanted at most "
-                                 f"{worst.limit:.2g}")  # fmt: skip
+            worst = first_and_worst(wrong)[0]
+            raise AssertionError(f"{worst.of} {worst.figure} {worst.found:.2g} at step {worst.step}"
+                                 f", wanted at most {worst.limit:.2g}")  # fmt: skip
 
     return check

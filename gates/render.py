@@ -195,6 +195,6 @@ def source_text(text: str | None) -> str:
     return f"{relative(file)}:{line}" if colon else text
 
 
-def plural(count: int, noun: str) -> str:
-    """``1 site``, ``2 sites``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def plural(count: int, noun: str, many: str | None = None) -> str:
+    """``1 site``, ``2 sites``; ``many`` is another plural than that with an s."""
+    return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"

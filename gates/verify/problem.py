@@ -131,18 +131,27 @@ def _either(first: Rule, eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any] | N
     return summed_once(eqn, operands) if found is None else found
 
 
+OF_REWRITE = -1
+"""In place of a depth: what the rewrite alone reads is made of what the original reads."""
+
+
 def build(piece: Piece, depth: int, floats: bool = True) -> Problem:
     """A site with the producers of its inputs up to ``depth`` steps back.
 
     Args:
         piece: the site.
-        depth: steps back.
+        depth: steps back; or OF_REWRITE.
         floats: whether to take in what makes floating point values, too.
 
     Raises:
         Unrunnable: an equation can't be run outside of its program.
     """
-    prefix = piece.ancestry.prefix(depth, floats)
+    if depth == OF_REWRITE:
+        known = set(piece.before.inputs)
+        only = [v for v in piece.after.inputs if v not in known]
+        prefix = piece.ancestry.between(only, known)
+    else:
+        prefix = piece.ancestry.prefix(depth, floats)
     before = _closed(prefix, piece.before)
     after = _closed(prefix, piece.after)
     inputs = tuple(dict.fromkeys((*before.inputs, *after.inputs)))

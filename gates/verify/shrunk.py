@@ -23,9 +23,10 @@ from ...matchers.fact import UNKNOWN, Constant, Fact
 from ...passes.base import Contract, Pass
 from ...passes.engine.fragments import Cut
 from ...passes.engine.rewrite import rewrite
+from .check import Level
 from .dimensions import LEAST, SMALLEST
 from .divided import ByDimension, assignments
-from .problem import Problem, build, cost
+from .problem import OF_REWRITE, Problem, build, cost
 from .record import Kept, Piece, Recorder
 from .verdict import Checked, Verdict
 
@@ -83,9 +84,12 @@ def check_shrunk(
     """The verdict on a site at shapes that fit, how it was reached and of what; or why not."""
     reasons: dict[str, None]
     end, reasons, tried = time.monotonic() + limits.seconds, {}, set[str]()
-    for depth, floats in ((0, False), (2, False), (piece.ancestry.depth, False),
-                          (piece.ancestry.depth, True)):  # fmt: skip
+    producers: set[int] = set()
+    for depth, floats in _levels(piece.ancestry.depth):
         problem = build(piece, depth, floats)
+        if problem.producers in producers:
+            continue
+        producers.add(problem.producers)
         for scale in _scales(problem, limits):
             if time.monotonic() > end:
                 break
@@ -93,7 +97,7 @@ def check_shrunk(
                 small, facts = shrunk(problem.before, piece.ancestry.facts, scale)
                 if _known(small, facts, tried):
                     continue
-                found = _rewritten(small, facts, p, piece)
+                found = _rewritten(small, facts, p, piece, problem)
             except CannotShrink as error:
                 reasons[str(error)] = None
                 continue
@@ -103,6 +107,18 @@ def check_shrunk(
                 return replace(checked, shrunk=True, notes=(*checked.notes, said)), level, found
             reasons[f"at smaller shapes: {checked.reason}"] = None
     return "; ".join(list(reasons)[:2]) or "no size can be divided"
+
+
+def _levels(deepest: int) -> list[Level]:
+    """With which producers to try; few at first, for what is tried takes a rewrite each time."""
+    exact = [(d, False) for d in (0, 2, deepest)]
+    return [
+        *exact[:1],
+        (OF_REWRITE, True),
+        *exact[1:],
+        *((d, True) for d in (1, 2, 4, 8, 16) if d < deepest),
+        (deepest, True),
+    ]
 
 
 def _known(small: Body, facts: tuple[Fact, ...], tried: set[str]) -> bool:
@@ -219,22 +235,46 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller) -> None:
         env[var] = value
 
 
-def _rewritten(body: Body, facts: tuple[Fact, ...], p: Pass, like: Piece) -> Piece:
-    """The pass's own rewrite of the smaller program, of the same kind as of the larger."""
+def _rewritten(
+    body: Body, facts: tuple[Fact, ...], p: Pass, like: Piece, problem: Problem
+) -> Piece:
+    """The pass's own rewrite of the smaller program, of the same kind as of the larger.
+
+    As many equations of each kind, either of the site alone or with all that was run with it: what
+    stood in several bodies stands in one here, and may belong to the site.
+    """
     recorder = Recorder()
     rewrite(body, recorder.recording([p]), facts=facts)
     kept = [one for several in recorder.kept.values() for one in several]
-    alike = [one.piece for one in kept if one.piece and _kinds(one.piece) == _kinds(like)]
+    site, whole = _kinds(like.before, like.after), _kinds(problem.before, problem.after)
+    alike = [
+        piece for one in kept
+        if (piece := one.piece) is not None
+        and (_kinds(piece.before, piece.after) == site or _whole(piece) == whole)
+    ]  # fmt: skip
     if not alike:
         raise CannotShrink(f"at smaller shapes {_what(kept)}")
     return alike[-1]
+
+
+def _whole(piece: Piece) -> tuple[Counter[str], ...]:
+    problem = build(piece, piece.ancestry.depth)
+    return _kinds(problem.before, problem.after)
 
 
 def _what(kept: Sequence[Kept]) -> str:
     return "the pass makes something else of it" if kept else "the pass doesn't apply"
 
 
-def _kinds(piece: Piece) -> tuple[Counter[str], ...]:
-    """How many equations of each kind stood there, and came in their place."""
-    parts = piece.before, piece.after
-    return tuple(Counter(e.primitive.name for e in part.eqns) for part in parts)
+def _kinds(*parts: Cut) -> tuple[Counter[str], ...]:
+    """How many equations of each kind there are, those in calls counted in their place."""
+    return tuple(Counter(e.primitive.name for e in _flat(part.eqns)) for part in parts)
+
+
+def _flat(eqns: Sequence[Eqn]) -> Iterator[Eqn]:
+    for eqn in eqns:
+        entered = bodies.carried(eqn).entered
+        if len(entered) == 1 and entered[0].role is bodies.Role.CALL:
+            yield from _flat(jaxprs.opened(entered[0].body).eqns)
+        else:
+            yield eqn
