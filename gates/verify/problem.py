@@ -167,7 +167,9 @@ def build(piece: Piece, depth: int, floats: bool = True) -> Problem:
         after=Cut(after.eqns, inputs, after.outputs),
         inputs=specs,
         region=piece.region,
-        producers=len(before.eqns) - len(piece.before.eqns),
+        producers=max(
+            len(before.eqns) - len(piece.before.eqns), len(after.eqns) - len(piece.after.eqns)
+        ),
         unshared=tuple(v.aval.str_short(short_dtypes=True) for v in only_after),
         across=any(e.effects for e in eqns),
         arithmetic=any(map(_computes, eqns)),
@@ -261,7 +263,7 @@ def cost(eqns: Sequence[Eqn]) -> tuple[int, int]:
             shape = getattr(v.aval, "shape", ())
             if hasattr(v.aval, "dtype") and hasattr(v.aval.dtype, "itemsize"):
                 size += int(np.prod(shape, dtype=np.float64)) * v.aval.dtype.itemsize
-        work += _products(eqn)
+        work += products(eqn)
         inner = [cost(jaxprs.opened(e.body).eqns) for e in compat_bodies.carried(eqn).entered]
         times = eqn.params.get("length", 1) if inner else 1
         work += sum(w for w, _ in inner) * (times if isinstance(times, int) else 1)
@@ -269,7 +271,8 @@ def cost(eqns: Sequence[Eqn]) -> tuple[int, int]:
     return work, size
 
 
-def _products(eqn: Eqn) -> int:
+def products(eqn: Eqn) -> int:
+    """Multiplications and additions of one equation, those in its bodies aside."""
     if eqn.primitive is primitive("dot_general_p"):
         (contracted, _), _ = eqn.params["dimension_numbers"]
         lhs, out = eqn.invars[0].aval, eqn.outvars[0].aval
