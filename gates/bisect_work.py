@@ -64,13 +64,26 @@ def _check(name: str, base: Program, spec: str) -> Check:
 
 
 def _of_user(function: Callable[..., Any], base: Program) -> Check:
-    """Called with the optimized function; with its arguments too where it takes two."""
+    """Called with the optimized function; with its arguments too where it takes two.
+
+    Raises:
+        InputError: it takes neither.
+    """
     try:
-        parameters = inspect.signature(function).parameters.values()
+        known, parameters = True, list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        parameters = {}.values()
+        known, parameters = False, []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    wanted = [p for p in parameters if p.default is p.empty and p.kind in positional]
+    taken = [p for p in parameters if p.kind in positional]
+    wanted = [p for p in taken if p.default is p.empty]
+    more = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if known and (len(wanted) > 2 or named or not (taken or more)):
+        name = getattr(function, "__name__", "the function")
+        raise InputError(
+            f"--check: {name}{inspect.signature(function)} takes other arguments than it gets; "
+            "wanted one, the optimized function, or two, with the tuple of its arguments"
+        )
     if len(wanted) < 2:
         return lambda made: function(made)
     return lambda made: function(made, base.args)
