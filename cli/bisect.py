@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from ..gates.child import run
-from ..gates.render import indented, plural
+from ..gates.render import indented
+from ..lowering.words import plural
 from .options import Subparsers, add_command, add_lowering, job
 from .show import console, print_json, status
 
@@ -73,7 +74,10 @@ def _following(log: Path, shown: Any, case: str) -> Iterator[None]:
                 checks, left = log.read_text().split()
             except (OSError, ValueError):
                 continue
-            shown.update(f"bisecting {escape(case)}: {checks} checks, {left} sites left")
+            shown.update(
+                f"bisecting {escape(case)}: {plural(int(checks), 'check')}, "
+                f"{plural(int(left), 'site')} left"
+            )
 
     if shown is None:
         yield

@@ -19,9 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from ..gates.child import Job, run
-from ..gates.render import indented, plural, source_text
+from ..gates.render import indented, source_text
 from ..gates.verify.host import variables
 from ..lowering.errors import InputError
+from ..lowering.words import plural
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
 from .show import console, print_json
 

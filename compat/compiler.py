@@ -8,8 +8,6 @@ its ``Lowered.compile`` wants real devices in the process that traced.
 from __future__ import annotations
 
 import io
-import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +19,8 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import xla_client as _xc
 from jaxlib.mlir import ir as _ir
 
+from .lowered import device_count
+
 # Settings that jax reads when it makes the compiler's options.
 _SETTINGS = (
     "jax_use_shardy_partitioner",
@@ -28,9 +28,6 @@ _SETTINGS = (
     "jax_memory_fitting_level",
     "jax_compiler_enable_remat_pass",
 )
-
-_AXIS_SIZE = re.compile(r'"=(\d+)')
-"""In the text of a Shardy mesh, as ``["data"=4, "expert"=2]``."""
 
 
 def module_bytes(lowered: Any, *, locations: bool = True) -> bytes:
@@ -52,8 +49,14 @@ def _bytecode(module: Any) -> bytes:
     return sink.getvalue()
 
 
-def compile_settings(lowered: Any) -> dict[str, Any]:
-    """What jax would tell the compiler beside the module, as plain JSON."""
+def compile_settings(lowered: Any, devices: int = 1) -> dict[str, Any]:
+    """What jax would tell the compiler beside the module, as plain JSON.
+
+    Args:
+        lowered: jax's ``Lowered``.
+        devices: of the mesh that it was lowered under. An abstract mesh has none, so that jax
+            takes a program for one of a single device where no argument says how it is sharded.
+    """
     args = lowered._lowering.compile_args
     inputs, outputs = _pxla.get_prop_to_input_output(
         args["in_shardings"], args["out_shardings"], len(args["ordered_effects"])
@@ -61,27 +64,13 @@ def compile_settings(lowered: Any) -> dict[str, Any]:
     values: Mapping[str, Any] = jax.config.values
     options = dict(lowered._lowering._compiler_options_kvs or ())
     return {
-        "partitions": max(int(args["num_devices"]), _mesh_size(lowered)),
+        "partitions": max(device_count(lowered), devices),
         "tuple_args": bool(args["tuple_args"]),
         "propagate_inputs": [bool(x) for x in inputs],
         "propagate_outputs": [bool(x) for x in outputs],
         "compiler_options": {name: _plain(value) for name, value in options.items()},
         "config": {name: _plain(values[name]) for name in _SETTINGS if name in values},
     }
-
-
-def _mesh_size(lowered: Any) -> int:
-    """Devices of the meshes that the module names; 1 without any.
-
-    jax counts those of the arguments and of meshes that hold devices: where no argument is placed
-    and the mesh is abstract, it counts one, for a program that is split by `jax.shard_map`.
-    """
-    sizes = [1]
-    for op in lowered.compiler_ir("stablehlo").body.operations:
-        if op.operation.name == "sdy.mesh":
-            axes = _AXIS_SIZE.findall(str(op.operation.attributes["mesh"]))
-            sizes.append(math.prod(map(int, axes)))
-    return max(sizes)
 
 
 def _plain(value: Any) -> Any:

@@ -204,7 +204,7 @@ def _key(given: Mapping[Any, Guard]) -> frozenset[Any]:
 
 def _reads(eqn: jaxprs.Eqn, those: set[Any]) -> bool:
     """Whether an equation reads one of ``those`` variables."""
-    return bool(those) and any(a in those for a in eqn.invars if not jaxprs.is_literal(a))
+    return any(a in those for a in eqn.invars if not jaxprs.is_literal(a))
 
 
 class _BodyAnalysis:
@@ -223,9 +223,11 @@ class _BodyAnalysis:
         """Fill in the facts, taking over those of the body that this one was made from."""
         facts, jaxpr = self.result._facts, self.jaxpr
         known: dict[int, int] = {}
+        inside: Mapping[int, dict[BodyKey, BodyFacts]] = {}
         if origin is not None:
             facts.update(origin._facts)
             known = {id(eqn): i for i, eqn in enumerate(jaxprs.opened(origin.body).eqns)}
+            inside = origin._children
         consts = jaxprs.consts(self.result.body)
         if len(consts) == len(jaxpr.constvars):
             for var, value in zip(jaxpr.constvars, consts):
@@ -235,11 +237,11 @@ class _BodyAnalysis:
         related = {primitive(name) for name in ("select_n_p", "jit_p", "mul_p", "and_p")}
         better: set[Any] = set()  # variables of which more is known than before the rewrite
         for index, eqn in enumerate(jaxpr.eqns):
-            before = known.get(id(eqn)) if origin is not None else None
-            if origin is not None and before is not None and not _reads(eqn, better):
-                if before in origin._children:
-                    self.result._children[index] = origin._children[before]
-                continue
+            before = known.get(id(eqn))
+            if before is not None and not (better and _reads(eqn, better)):
+                if before in inside:
+                    self.result._children[index] = inside[before]
+                continue  # nearly all of a body that was rewritten
             copied = spliced.get(id(eqn)) if spliced else None
             rule = table.get(eqn.primitive)
             if copied is not None:

@@ -1,9 +1,10 @@
 """Verify a site that is too large to run: the same equations at smaller shapes, rewritten anew.
 
 A size and its multiples are divided by one number throughout: in types, in params, in literals and
-in bounds of facts. What comes out is a program of its own, and the pass itself is asked what it
-makes of it: what is verified is the pass's own rewrite, or nothing. Evidence of this kind is weaker
-than that of a run at the program's shapes, and is called so.
+in bounds of facts; or where that comes to nothing, single dimensions are (see `divided`). What
+comes out is a program of its own, and the pass itself is asked what it makes of it: what is
+verified is the pass's own rewrite, or nothing. Evidence of this kind is weaker than that of a run
+at the program's shapes, and is called so.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from ...matchers.fact import UNKNOWN, Constant, Fact
 from ...passes.base import Contract, Pass
 from ...passes.engine.fragments import Cut
 from ...passes.engine.rewrite import rewrite
-from .problem import build, cost
+from .dimensions import LEAST, SMALLEST
+from .divided import ByDimension, assignments
+from .problem import Problem, build, cost
 from .record import Kept, Piece, Recorder
 from .verdict import Checked, Verdict
 
-SMALLEST = 8
-"""No dimension becomes smaller than this."""
-LEAST = 64
-"""Smaller ones stay: as numbers they could mean anything."""
+ROOM = 2
+"""How often what is run should fit the limits, for it is run many times."""
 
 
 class CannotShrink(Exception):
@@ -53,13 +54,23 @@ class Scale:
             return self.size(n)
         return self.size(n + 1) - 1
 
-    def param(self, value: Any) -> Any:
-        """A param, with the sizes in it."""
+    def shape(self, var: Var) -> tuple[int, ...]:
+        """The smaller shape of a value."""
+        return tuple(map(self.size, var.aval.shape))
+
+    def params(self, eqn: Eqn) -> dict[str, Any]:
+        """An equation's params, with the sizes in them."""
+        return {k: self._param(v) for k, v in eqn.params.items()}
+
+    def _param(self, value: Any) -> Any:
         if type(value) is int:
             return self.bound(value)
         if type(value) in (tuple, list):
-            return type(value)(map(self.param, value))
+            return type(value)(map(self._param, value))
         return value
+
+
+Smaller = Scale | ByDimension
 
 
 def check_shrunk(
@@ -71,27 +82,40 @@ def check_shrunk(
 ) -> tuple[Checked, Any, Piece] | str:
     """The verdict on a site at shapes that fit, how it was reached and of what; or why not."""
     reasons: dict[str, None]
-    end, reasons = time.monotonic() + limits.seconds, {}
+    end, reasons, tried = time.monotonic() + limits.seconds, {}, set[str]()
     for depth, floats in ((0, False), (2, False), (piece.ancestry.depth, False),
                           (piece.ancestry.depth, True)):  # fmt: skip
-        part = build(piece, depth, floats).before
-        for scale in _scales(part, limits):
+        problem = build(piece, depth, floats)
+        for scale in _scales(problem, limits):
+            if time.monotonic() > end:
+                break
             try:
-                small, facts = shrunk(part, piece.ancestry.facts, scale)
+                small, facts = shrunk(problem.before, piece.ancestry.facts, scale)
+                if _known(small, facts, tried):
+                    continue
                 found = _rewritten(small, facts, p, piece)
             except CannotShrink as error:
                 reasons[str(error)] = None
                 continue
             checked, level = check(found, contract, limits)
             if checked.verdict is not Verdict.UNKNOWN:
-                sizes = sorted({n for v in _vars(part) for n in v.aval.shape if scale.size(n) != n})
-                said = ", ".join(f"{n:,} → {scale.size(n):,}" for n in sizes)
-                notes = (*checked.notes, f"at shrunk shapes: {said}")
-                return replace(checked, shrunk=True, notes=notes), level, found
+                said = f"at shrunk shapes: {_said(problem.before, scale)}"
+                return replace(checked, shrunk=True, notes=(*checked.notes, said)), level, found
             reasons[f"at smaller shapes: {checked.reason}"] = None
-        if time.monotonic() > end:
-            break
     return "; ".join(list(reasons)[:2]) or "no size can be divided"
+
+
+def _known(small: Body, facts: tuple[Fact, ...], tried: set[str]) -> bool:
+    """Whether the same program was tried before, which it is then."""
+    text = f"{small} {facts}"
+    known = text in tried
+    tried.add(text)
+    return known
+
+
+def _said(part: Cut, scale: Smaller) -> str:
+    pairs = {p for v in _vars(part) for p in zip(v.aval.shape, scale.shape(v), strict=True)}
+    return ", ".join(f"{n:,} → {m:,}" for n, m in sorted(pairs) if n != m)
 
 
 def _vars(part: Cut) -> list[Any]:
@@ -99,12 +123,13 @@ def _vars(part: Cut) -> list[Any]:
     return [v for v in (*part.inputs, *eqns) if hasattr(v.aval, "shape")]
 
 
-def _scales(part: Cut, limits: Any) -> Iterator[Scale]:
-    """Divisors that make a part fit, the gentlest of each unit first; units as few as can be."""
+def _scales(problem: Problem, limits: Any) -> Iterator[Smaller]:
+    """Divisors that make a site fit, the gentlest of each unit first; units as few as can be."""
+    part = problem.before
     sizes = Counter(n for v in _vars(part) for n in v.aval.shape if n >= LEAST)
     work, size = cost(part.eqns)
     size += sum(v.aval.size * v.aval.dtype.itemsize for v in part.inputs)
-    over = max(4 * size / limits.bytes, 4 * work / limits.work)
+    over = 2 * ROOM * max(size / limits.bytes, work / limits.work)
     for unit in sorted(sizes, reverse=True):
         by = 2
         while by < over:
@@ -112,9 +137,11 @@ def _scales(part: Cut, limits: Any) -> Iterator[Scale]:
         while by <= unit // SMALLEST and unit % by == 0:
             yield Scale(unit, by)
             by *= 8
+    over = ROOM * max(problem.bytes / limits.bytes, problem.work / limits.work)
+    yield from assignments(part, max(over, 2.0))
 
 
-def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Scale) -> tuple[Body, tuple[Fact, ...]]:
+def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Smaller) -> tuple[Body, tuple[Fact, ...]]:
     """Equations at other shapes, as a program, and what is known of its inputs.
 
     Raises:
@@ -128,7 +155,7 @@ def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Scale) -> tuple[Body, tu
             _step(eqn, env, scale)
         return [_read(a, env, scale) for a in part.outputs]
 
-    types = [_struct(v.aval, scale) for v in part.inputs]
+    types = [_struct(v, scale) for v in part.inputs]
     try:
         closed = jax.make_jaxpr(run)(*types)
     except CannotShrink:
@@ -139,13 +166,13 @@ def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Scale) -> tuple[Body, tu
     return closed, tuple(_fact(facts.get(v, UNKNOWN), scale) for v in part.inputs)
 
 
-def _struct(aval: Any, scale: Scale) -> Any:
+def _struct(var: Var, scale: Smaller) -> Any:
     import jax
 
-    return jax.ShapeDtypeStruct(tuple(map(scale.size, aval.shape)), aval.dtype)
+    return jax.ShapeDtypeStruct(scale.shape(var), var.aval.dtype)
 
 
-def _fact(fact: Fact, scale: Scale) -> Fact:
+def _fact(fact: Fact, scale: Smaller) -> Fact:
     """Bounds that are sizes shrink with them; affine forms that may not fit are left out."""
     lo, hi = (None if b is None else scale.bound(b) for b in (fact.lo, fact.hi))
     constant = fact.constant
@@ -154,7 +181,7 @@ def _fact(fact: Fact, scale: Scale) -> Fact:
     return Fact(lo, hi, None, fact.permutation, constant, fact.rising)
 
 
-def _read(atom: Atom, env: Mapping[Var, Any], scale: Scale) -> Any:
+def _read(atom: Atom, env: Mapping[Var, Any], scale: Smaller) -> Any:
     if not jaxprs.is_literal(atom):
         return env[atom]
     value = atom.val
@@ -163,7 +190,7 @@ def _read(atom: Atom, env: Mapping[Var, Any], scale: Scale) -> Any:
     return value
 
 
-def _step(eqn: Eqn, env: dict[Var, Any], scale: Scale) -> None:
+def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller) -> None:
     entered = bodies.carried(eqn).entered
     operands = [_read(a, env, scale) for a in eqn.invars]
     if entered:
@@ -177,13 +204,13 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Scale) -> None:
             _step(one, names, scale)
         results = [_read(a, names, scale) for a in inner.outvars]
     else:
-        params = {k: scale.param(v) for k, v in eqn.params.items()}
-        params = {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
+        named = scale.params(eqn).items()
+        params = {k: None if k in ("sharding", "out_sharding") else v for k, v in named}
         bound = eqn.primitive.get_bind_params(params)
         made = eqn.primitive.bind(*operands, **bound)
         results = made if eqn.primitive.multiple_results else [made]
     for var, value in zip(eqn.outvars, results, strict=True):
-        wanted = tuple(map(scale.size, var.aval.shape))
+        wanted = scale.shape(var)
         if value.shape != wanted or value.dtype != var.aval.dtype:
             raise CannotShrink(
                 f"{eqn.primitive.name} makes {value.shape} of {value.dtype} at smaller shapes, "

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ...lowering.words import plural
+
 
 class Verdict(Enum):
     """What became of a site."""
@@ -187,7 +189,7 @@ class Evidence:
     def line(self) -> str:
         """The score in one line."""
         n = len(self.sites)
-        parts = [f"{self.count(Verdict.VERIFIED)} of {n} sites verified"]
+        parts = [f"{self.count(Verdict.VERIFIED)} of {plural(n, 'site')} verified"]
         if self.shrunk:
             parts.append(f"{self.shrunk} of these at shrunk shapes only")
         for verdict, word in ((Verdict.VIOLATION, "violated"), (Verdict.UNKNOWN, "unknown")):
@@ -195,9 +197,9 @@ class Evidence:
                 parts.append(f"{self.count(verdict)} {word}")
         if self.mutated:
             killed, total = self.killed
-            parts.append(f"{killed} of {total} mutants killed")
+            parts.append(f"{killed} of {plural(total, 'mutant')} killed")
         if self.facts is not None:
-            parts.append(f"{self.facts['held']} of {self.facts['total']} facts held")
+            parts.append(f"{self.facts['held']} of {plural(self.facts['total'], 'fact')} held")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:

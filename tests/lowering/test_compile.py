@@ -4,12 +4,8 @@ import importlib.util
 import json
 import sys
 
-import jax
-import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec as P
 
-import relower
 from relower.lowering import compile as compiling
 from relower.lowering.compile import CompileFailed, StagedModule, compile_staged, fatal_line
 from relower.lowering.process import Limits
@@ -120,16 +116,24 @@ def test_the_compiler_writes_no_logs_unless_asked(monkeypatch):
     assert child_environment([])["TPU_LOG_DIR"] == "/logs"
 
 
-def test_devices_are_counted_where_no_argument_is_placed():
-    """A program for one device dies in the compiler where its body knows eight."""
+@pytest.mark.parametrize(("mesh", "partitions"), [({"data": 4}, 4), (None, 1)])
+def test_a_program_is_compiled_for_its_mesh_though_no_argument_is_sharded(mesh, partitions):
+    """Jax takes it for one of a single device: the mesh that it is lowered under has none."""
+    import jax
+    from jax.sharding import PartitionSpec as P
+
+    from relower.lowering.case import Case
+    from relower.lowering.compile import stage_module
 
     def build(mesh):
-        fn = jax.shard_map(
-            lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P()
-        )
-        return jax.jit(fn), (jax.ShapeDtypeStruct((64,), jnp.float32),)
+        names = mesh.axis_names
 
-    split = compiling.stage_module(relower.case(build, mesh={"data": 8}), STAGED.target)
-    assert split.settings["partitions"] == 8
-    whole = relower.case(jnp.sum, jax.ShapeDtypeStruct((64,), jnp.float32))
-    assert compiling.stage_module(whole, STAGED.target).settings["partitions"] == 1
+        def summed(x):
+            return jax.lax.psum(x, names)
+
+        fn = jax.shard_map(summed, mesh=mesh, in_specs=P(names), out_specs=P())
+        return fn, (jax.ShapeDtypeStruct((8,), "float32"),)
+
+    assert stage_module(Case(build=build, mesh=mesh), "TPU7x:2x2x1").settings[
+        "partitions"
+    ] == partitions  # fmt: skip
