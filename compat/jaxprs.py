@@ -107,6 +107,11 @@ def new_var(aval: Any) -> Var:
     return core.Var(aval)
 
 
+def dropped(aval: Any) -> Var:
+    """A result of type ``aval`` that is bound to ``_``."""
+    return DropVar(aval)
+
+
 def substitute(eqn: Eqn, mapping: Mapping[Var, Atom]) -> Eqn:
     """``eqn`` reading ``mapping[v]`` instead of each ``v``; the same object if it reads none."""
     for atom in eqn.invars:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..lowering.program import Level
+from ..lowering.words import plural
 from .budget import Budget
 from .numerics_cell import Steps
 from .pass_sets import PassChoice
@@ -73,7 +74,7 @@ class Cell:
             return f"{self.lock_name} = lock (sites)"
         if self.numerics is not None and self.other is not None:
             sign = "≈" if self.identical else "≉"
-            how = f"numerics, {self.numerics.steps} steps"
+            how = f"numerics, {plural(self.numerics.steps, 'step')}"
             return f"{self.program}: {self.node.name} {sign} {self.other.name} ({how})"
         sign = "=" if self.identical else "≠"
         other = "snapshot" if self.other is None else self.other.name

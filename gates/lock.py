@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lowering.errors import InputError
+from ..lowering.words import plural
 
 FORMAT = 1
 _HEAD = f"""# The sites that relower rewrites in each program of the gate.
@@ -220,15 +221,15 @@ def compared(
     changes = lost(was, report)
     before, after = was.counts(), locked(name, version, report).counts()
     for owner in dict.fromkeys(c.address.partition("@")[0] for c in changes):
-        broken.append(f"{owner}: {before[owner]} sites → {after[owner]}")
+        broken.append(f"{owner}: {plural(before[owner], 'site')} → {after[owner]}")
     for change in changes[:_MOST_SHOWN]:
         broken += described(change)
     if len(changes) > _MOST_SHOWN:
-        broken.append(f"and {len(changes) - _MOST_SHOWN} more lost sites")
+        broken.append(f"and {plural(len(changes) - _MOST_SHOWN, 'more lost site')}")
     new = gained(was, report)
     notes = [f"new, run `relower lock` to keep it: {a}" for a in new[:_MOST_SHOWN]]
     if len(new) > _MOST_SHOWN:
-        notes.append(f"and {len(new) - _MOST_SHOWN} more new sites")
+        notes.append(f"and {plural(len(new) - _MOST_SHOWN, 'more new site')}")
     if not was.sites:
         return broken, ["undecided: it was locked with no site: nothing can be lost"], notes
     return broken, [], notes

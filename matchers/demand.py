@@ -17,7 +17,7 @@ from ..compat.bodies import BodyKey, Entered, Flow, Role
 from ..compat.jaxprs import Eqn, Var
 from ..compat.kernel_parts import Part
 from ..compat.primitives import primitive
-from ..compat.source import is_kept
+from ..compat.source import any_kept
 from .graph import Scope
 
 
@@ -193,7 +193,7 @@ class Demands:
             known = self._kept[id(scope)] = (
                 scope.in_kept
                 or bool(scope.spared)
-                or any(map(is_kept, scope.eqns))
+                or any_kept(scope.eqns)
                 or any(map(self._keeps, (s for c in scope.children.values() for s in c.values())))
             )
         return known

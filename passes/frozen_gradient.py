@@ -30,7 +30,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..matchers.graph import Dataflow, Scope
+from ..matchers.dataflow import Dataflow
+from ..matchers.graph import Scope
 from ..matchers.value_walk import Place
 from ..matchers.weight_gradient import is_transposed, makers
 from .base import Contract, Example, Match, Pass, Replacement, Whole

@@ -34,7 +34,7 @@ from jax import lax
 
 from ..matchers.graph import Scope
 from ..matchers.in_kernel import in_kernel
-from ..matchers.widened import Widened, conversion, find_widened, widens
+from ..matchers.widened import Widened, conversion, find_widened, may_be_cut, widens
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .parts.moved import moved
 
@@ -59,6 +59,8 @@ _TROUBLES = {
 
 def _find(scope: Scope, index: int) -> Match | None:
     eqn = scope.eqns[index]
+    if not may_be_cut(scope, eqn.outvars[0]):
+        return None  # nearly all: asked of every conversion of a program
     if set(eqn.params) - {"new_dtype", "weak_type", "sharding"} or eqn.params["sharding"]:
         return None
     dtypes = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype

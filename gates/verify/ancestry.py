@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ...compat import bodies as compat_bodies
@@ -46,7 +47,7 @@ class Ancestry:
     """The whole program's own inputs."""
 
     def prefix(self, depth: int, floats: bool = True) -> tuple[Eqn, ...]:
-        """The producers up to ``depth`` steps back, of integers and bools alone or of all values.
+        """The producers up to ``depth`` steps back, of all values or of such as are `discrete`.
 
         What a rewrite rests on is nearly always said in indices and masks.
         """
@@ -57,12 +58,36 @@ class Ancestry:
             operands = []
             for var in reached:
                 step = makers.get(var)
-                if step is None or id(step) in kept or not (floats or is_exact(var.aval)):
+                if step is None or id(step) in kept or not (floats or var in self.discrete):
                     continue
                 kept.add(id(step))
                 operands += [a for a in step.eqn.invars if jaxprs.is_var(a)]
             reached = operands
         return tuple(s.eqn for s in self.steps if id(s) in kept)
+
+    def between(self, wanted: Iterable[Atom], given: Iterable[Atom]) -> tuple[Eqn, ...]:
+        """What makes some values out of others, and of whatever else it needs."""
+        makers = {v: s for s in self.steps for v in s.eqn.outvars}
+        reached, stop = [a for a in wanted if jaxprs.is_var(a)], set(map(id, given))
+        kept: set[int] = set()
+        while reached:
+            var = reached.pop()
+            step = makers.get(var)
+            if step is None or id(var) in stop or id(step) in kept:
+                continue
+            kept.add(id(step))
+            reached += [a for a in step.eqn.invars if jaxprs.is_var(a)]
+        return tuple(s.eqn for s in self.steps if id(s) in kept)
+
+    @cached_property
+    def discrete(self) -> frozenset[Var]:
+        """Integers, bools, and what is made of nothing else, as an identity matrix is."""
+        found: set[Var] = set()
+        for step in self.steps:
+            operands = [a for a in step.eqn.invars if jaxprs.is_var(a)]
+            alone = all(is_exact(a.aval) or a in found for a in operands)
+            found.update(v for v in step.eqn.outvars if alone or is_exact(v.aval))
+        return frozenset(found)
 
     @property
     def depth(self) -> int:

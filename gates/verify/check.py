@@ -15,7 +15,7 @@ from .compare import Errors, Place, difference
 from .derivative import Derivative, derivative
 from .evaluate import Unrunnable, is_complex, is_float
 from .inputs import NoInputs, Theme, make
-from .problem import Problem, build
+from .problem import OF_REWRITE, Problem, build
 from .record import Piece
 from .themes import EXACT, FINITE, ROUNDED, SPOILED, each_special
 from .verdict import Checked, Counterexample, Verdict
@@ -78,7 +78,9 @@ def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Check
     broken: tuple[Broken, Problem, Level] | None = None
     reasons: dict[str, None] = {}
     deepest, tried = piece.ancestry.depth, set[int]()
-    for depth, floats in _levels(deepest):
+    levels = _levels(deepest)
+    while levels:
+        depth, floats = levels.pop(0)
         try:
             problem = build(piece, depth, floats)
             if all(0 in a.aval.shape for a in problem.before.outputs):
@@ -97,8 +99,9 @@ def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Check
         if found is None:
             return _verified(problem, tally), (depth, floats)
         broken = found, problem, (depth, floats)
-        if time.monotonic() > end:
-            break
+        if levels and time.monotonic() > end:
+            # Whether it differs in the program, all of its producers say.
+            levels, end = levels[-1:], time.monotonic() + limits.seconds
     if broken is None:
         why = "; ".join(list(reasons)[-2:]) or "nothing could be run"
         return Checked(Verdict.UNKNOWN, why), None
@@ -106,8 +109,9 @@ def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Check
     if problem.unshared:
         why = f"{_unshared(problem)}; on independent values the two sides differ"
         return Checked(Verdict.UNKNOWN, why), None
-    if deepest and reasons and problem.producers == 0 and _only_too_large(reasons):
-        why = f"differs on inputs that its producers may never make: {next(iter(reasons))}"
+    if deepest and level != (deepest, True) and _only_too_large(reasons):
+        large = next(r for r in reasons if "limit" in r)
+        why = f"differs on inputs that its producers may never make: {large}"
         return Checked(Verdict.UNKNOWN, why), None
     from .smallest import smallest
 
@@ -117,7 +121,8 @@ def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Check
 def _levels(deepest: int) -> list[Level]:
     """How many steps back to go, and whether after what makes floating point values."""
     depths = [*(d for d in DEPTHS if d < deepest), deepest]
-    return [*((d, False) for d in depths), *((d, True) for d in depths)]
+    exact = [(d, False) for d in depths]
+    return [*exact[:1], (OF_REWRITE, True), *exact[1:], *((d, True) for d in depths)]
 
 
 def _only_too_large(reasons: dict[str, None]) -> bool:
@@ -330,7 +335,8 @@ def _errors(
                 broken = _add(errors, before, after, exact)
                 if broken is not None:
                     return Broken(broken, theme.name, tuple(arrays), of), worst
-            if all(e.holds for e in errors.values()) or seeds >= MOST_SEEDS:
+            holds = all(e.holds for e in errors.values())
+            if holds or seeds >= MOST_SEEDS or any(e.is_hopeless for e in errors.values()):
                 break
             first, seeds = seeds, min(2 * seeds, MOST_SEEDS)
         for i, e in errors.items():

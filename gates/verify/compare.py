@@ -14,6 +14,8 @@ from .evaluate import is_complex, is_float
 Array = Any
 MOST = 1.10
 """Error of a rewrite of contract ROUNDING, as a multiple of the original's."""
+HOPELESS = 4
+"""Times the bound, above which no more runs are averaged."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,11 @@ class Errors:
     def holds(self) -> bool:
         """Whether both are within the bound."""
         return max(self.ratios) <= MOST
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether they are so far above it that more runs would hardly mend it."""
+        return max(self.ratios) > HOPELESS * MOST
 
 
 _LEAST = 1e-3

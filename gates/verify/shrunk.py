@@ -1,9 +1,10 @@
 """Verify a site that is too large to run: the same equations at smaller shapes, rewritten anew.
 
-A size and its multiples are divided by one number throughout: in types, in params, in literals and
-in bounds of facts. What comes out is a program of its own, and the pass itself is asked what it
-makes of it: what is verified is the pass's own rewrite, or nothing. Evidence of this kind is weaker
-than that of a run at the program's shapes, and is called so.
+Single dimensions are divided (see `divided`); or where that comes to nothing, a size and its
+multiples by one number throughout: in types, in params, in literals and in bounds of facts. What
+comes out is a program of its own, and the pass itself is asked what it makes of it: what is
+verified is the pass's own rewrite, or nothing. Evidence of this kind is weaker than that of a run
+at the program's shapes, and is called so.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ import numpy as np
 
 from ...compat import bodies, jaxprs
 from ...compat.jaxprs import Atom, Body, Eqn, Var
+from ...compat.tracing import Tracer
 from ...matchers.fact import UNKNOWN, Constant, Fact
 from ...passes.base import Contract, Pass
 from ...passes.engine.fragments import Cut
 from ...passes.engine.rewrite import rewrite
-from .problem import build, cost
+from .check import Level
+from .dimensions import LEAST, SMALLEST
+from .divided import ByDimension, assignments
+from .problem import OF_REWRITE, Problem, build, cost
 from .record import Kept, Piece, Recorder
 from .verdict import Checked, Verdict
 
-SMALLEST = 8
-"""No dimension becomes smaller than this."""
-LEAST = 64
-"""Smaller ones stay: as numbers they could mean anything."""
+ROOM = 1.5
+"""How often what is run should fit the limits, for it is run many times."""
 
 
 class CannotShrink(Exception):
@@ -53,13 +56,23 @@ class Scale:
             return self.size(n)
         return self.size(n + 1) - 1
 
-    def param(self, value: Any) -> Any:
-        """A param, with the sizes in it."""
+    def shape(self, var: Var) -> tuple[int, ...]:
+        """The smaller shape of a value."""
+        return tuple(map(self.size, var.aval.shape))
+
+    def params(self, eqn: Eqn) -> dict[str, Any]:
+        """An equation's params, with the sizes in them."""
+        return {k: self._param(v) for k, v in eqn.params.items()}
+
+    def _param(self, value: Any) -> Any:
         if type(value) is int:
             return self.bound(value)
         if type(value) in (tuple, list):
-            return type(value)(map(self.param, value))
+            return type(value)(map(self._param, value))
         return value
+
+
+Smaller = Scale | ByDimension
 
 
 def check_shrunk(
@@ -71,27 +84,56 @@ def check_shrunk(
 ) -> tuple[Checked, Any, Piece] | str:
     """The verdict on a site at shapes that fit, how it was reached and of what; or why not."""
     reasons: dict[str, None]
-    end, reasons = time.monotonic() + limits.seconds, {}
-    for depth, floats in ((0, False), (2, False), (piece.ancestry.depth, False),
-                          (piece.ancestry.depth, True)):  # fmt: skip
-        part = build(piece, depth, floats).before
-        for scale in _scales(part, limits):
+    end, reasons, tried = time.monotonic() + limits.seconds, {}, set[str]()
+    producers: set[int] = set()
+    for depth, floats in _levels(piece.ancestry.depth):
+        problem = build(piece, depth, floats)
+        if problem.producers in producers:
+            continue
+        producers.add(problem.producers)
+        part = with_context(problem, piece)
+        for scale in _scales(problem, part, limits):
+            if time.monotonic() > end:
+                break
             try:
                 small, facts = shrunk(part, piece.ancestry.facts, scale)
-                found = _rewritten(small, facts, p, piece)
+                if _known(small, facts, tried):
+                    continue
+                found = _rewritten(small, facts, p, piece, problem)
             except CannotShrink as error:
                 reasons[str(error)] = None
                 continue
             checked, level = check(found, contract, limits)
             if checked.verdict is not Verdict.UNKNOWN:
-                sizes = sorted({n for v in _vars(part) for n in v.aval.shape if scale.size(n) != n})
-                said = ", ".join(f"{n:,} → {scale.size(n):,}" for n in sizes)
-                notes = (*checked.notes, f"at shrunk shapes: {said}")
-                return replace(checked, shrunk=True, notes=notes), level, found
+                said = f"at shrunk shapes: {_said(part, scale)}"
+                return replace(checked, shrunk=True, notes=(*checked.notes, said)), level, found
             reasons[f"at smaller shapes: {checked.reason}"] = None
-        if time.monotonic() > end:
-            break
     return "; ".join(list(reasons)[:2]) or "no size can be divided"
+
+
+def _levels(deepest: int) -> list[Level]:
+    """With which producers to try; few at first, for what is tried takes a rewrite each time."""
+    exact = [(d, False) for d in (0, 2, deepest)]
+    return [
+        *exact[:1],
+        (OF_REWRITE, True),
+        *exact[1:],
+        *((d, True) for d in (1, 2, 4, 8, 16) if d < deepest),
+        (deepest, True),
+    ]
+
+
+def _known(small: Body, facts: tuple[Fact, ...], tried: set[str]) -> bool:
+    """Whether the same program was tried before, which it is then."""
+    text = f"{small} {facts}"
+    known = text in tried
+    tried.add(text)
+    return known
+
+
+def _said(part: Cut, scale: Smaller) -> str:
+    pairs = {p for v in _vars(part) for p in zip(v.aval.shape, scale.shape(v), strict=True)}
+    return ", ".join(f"{n:,} → {m:,}" for n, m in sorted(pairs) if n != m)
 
 
 def _vars(part: Cut) -> list[Any]:
@@ -99,12 +141,34 @@ def _vars(part: Cut) -> list[Any]:
     return [v for v in (*part.inputs, *eqns) if hasattr(v.aval, "shape")]
 
 
-def _scales(part: Cut, limits: Any) -> Iterator[Scale]:
-    """Divisors that make a part fit, the gentlest of each unit first; units as few as can be."""
+def with_context(problem: Problem, piece: Piece) -> Cut:
+    """What stood there, with its producers, and those of what the rewrite alone reads.
+
+    What the site reads is needed elsewhere, or it would have gone with the site. Where devices
+    talk, their results are taken as given.
+    """
+    own = set(map(id, piece.after.eqns))
+    context = [e for e in problem.after.eqns if id(e) not in own]
+    known = set(map(id, context))
+    eqns = [*context, *(e for e in problem.before.eqns if id(e) not in known)]
+    eqns = [e for e in eqns if not e.effects or id(e) in set(map(id, piece.before.eqns))]
+    made = {v for e in eqns for v in e.outvars}
+    read = [v for v in (*piece.before.inputs, *piece.after.inputs) if v in made]
+    outputs = tuple(dict.fromkeys((*problem.before.outputs, *read)))
+    atoms = (*(a for e in eqns for a in e.invars), *outputs)
+    inputs = tuple(dict.fromkeys(a for a in atoms if jaxprs.is_var(a) and a not in made))
+    return Cut(tuple(eqns), inputs, outputs)
+
+
+def _scales(problem: Problem, part: Cut, limits: Any) -> Iterator[Smaller]:
+    """Divisors that make a site fit, the gentlest first."""
     sizes = Counter(n for v in _vars(part) for n in v.aval.shape if n >= LEAST)
+    large = [max(ROOM * n, 1.0)
+             for n in (problem.bytes / limits.bytes, problem.work / limits.work)]  # fmt: skip
+    yield from assignments(part, *large, (256, 128, 32))
     work, size = cost(part.eqns)
     size += sum(v.aval.size * v.aval.dtype.itemsize for v in part.inputs)
-    over = max(4 * size / limits.bytes, 4 * work / limits.work)
+    over = 4 * max(size / limits.bytes, work / limits.work)
     for unit in sorted(sizes, reverse=True):
         by = 2
         while by < over:
@@ -112,9 +176,10 @@ def _scales(part: Cut, limits: Any) -> Iterator[Scale]:
         while by <= unit // SMALLEST and unit % by == 0:
             yield Scale(unit, by)
             by *= 8
+    yield from assignments(part, *large, (SMALLEST,))
 
 
-def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Scale) -> tuple[Body, tuple[Fact, ...]]:
+def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Smaller) -> tuple[Body, tuple[Fact, ...]]:
     """Equations at other shapes, as a program, and what is known of its inputs.
 
     Raises:
@@ -124,11 +189,12 @@ def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Scale) -> tuple[Body, tu
 
     def run(*values: Any) -> list[Any]:
         env: dict[Var, Any] = dict(zip(part.inputs, values, strict=True))
+        done: dict[Any, Sequence[Any]] = {}
         for eqn in part.eqns:
-            _step(eqn, env, scale)
+            _step(eqn, env, scale, done)
         return [_read(a, env, scale) for a in part.outputs]
 
-    types = [_struct(v.aval, scale) for v in part.inputs]
+    types = [_struct(v, scale) for v in part.inputs]
     try:
         closed = jax.make_jaxpr(run)(*types)
     except CannotShrink:
@@ -139,13 +205,13 @@ def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Scale) -> tuple[Body, tu
     return closed, tuple(_fact(facts.get(v, UNKNOWN), scale) for v in part.inputs)
 
 
-def _struct(aval: Any, scale: Scale) -> Any:
+def _struct(var: Var, scale: Smaller) -> Any:
     import jax
 
-    return jax.ShapeDtypeStruct(tuple(map(scale.size, aval.shape)), aval.dtype)
+    return jax.ShapeDtypeStruct(scale.shape(var), var.aval.dtype)
 
 
-def _fact(fact: Fact, scale: Scale) -> Fact:
+def _fact(fact: Fact, scale: Smaller) -> Fact:
     """Bounds that are sizes shrink with them; affine forms that may not fit are left out."""
     lo, hi = (None if b is None else scale.bound(b) for b in (fact.lo, fact.hi))
     constant = fact.constant
@@ -154,7 +220,7 @@ def _fact(fact: Fact, scale: Scale) -> Fact:
     return Fact(lo, hi, None, fact.permutation, constant, fact.rising)
 
 
-def _read(atom: Atom, env: Mapping[Var, Any], scale: Scale) -> Any:
+def _read(atom: Atom, env: Mapping[Var, Any], scale: Smaller) -> Any:
     if not jaxprs.is_literal(atom):
         return env[atom]
     value = atom.val
@@ -163,7 +229,11 @@ def _read(atom: Atom, env: Mapping[Var, Any], scale: Scale) -> Any:
     return value
 
 
-def _step(eqn: Eqn, env: dict[Var, Any], scale: Scale) -> None:
+def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller, done: dict[Any, Sequence[Any]]) -> None:
+    """One equation; one that was done before of the same values is the same.
+
+    A value that is made in the site and comes back to it through its producers was walked to twice.
+    """
     entered = bodies.carried(eqn).entered
     operands = [_read(a, env, scale) for a in eqn.invars]
     if entered:
@@ -174,16 +244,19 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Scale) -> None:
         given = (*jaxprs.consts(body), *operands)
         names = dict(zip((*inner.constvars, *inner.invars), given, strict=True))
         for one in inner.eqns:
-            _step(one, names, scale)
+            _step(one, names, scale, done)
         results = [_read(a, names, scale) for a in inner.outvars]
     else:
-        params = {k: scale.param(v) for k, v in eqn.params.items()}
-        params = {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
-        bound = eqn.primitive.get_bind_params(params)
-        made = eqn.primitive.bind(*operands, **bound)
-        results = made if eqn.primitive.multiple_results else [made]
+        named = scale.params(eqn).items()
+        params = {k: None if k in ("sharding", "out_sharding") else v for k, v in named}
+        key = eqn.primitive, str(params), tuple(map(_named, operands))
+        if key not in done:
+            bound = eqn.primitive.get_bind_params(params)
+            made = eqn.primitive.bind(*operands, **bound)
+            done[key] = made if eqn.primitive.multiple_results else [made]
+        results = done[key]
     for var, value in zip(eqn.outvars, results, strict=True):
-        wanted = tuple(map(scale.size, var.aval.shape))
+        wanted = scale.shape(var)
         if value.shape != wanted or value.dtype != var.aval.dtype:
             raise CannotShrink(
                 f"{eqn.primitive.name} makes {value.shape} of {value.dtype} at smaller shapes, "
@@ -192,22 +265,50 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Scale) -> None:
         env[var] = value
 
 
-def _rewritten(body: Body, facts: tuple[Fact, ...], p: Pass, like: Piece) -> Piece:
-    """The pass's own rewrite of the smaller program, of the same kind as of the larger."""
+def _named(value: Any) -> Any:
+    return id(value) if isinstance(value, Tracer) else f"{value!r}:{getattr(value, 'dtype', '')}"
+
+
+def _rewritten(
+    body: Body, facts: tuple[Fact, ...], p: Pass, like: Piece, problem: Problem
+) -> Piece:
+    """The pass's own rewrite of the smaller program, of the same kind as of the larger.
+
+    As many equations of each kind, either of the site alone or with all that was run with it: a
+    constant that was made in another body is part of the site where it is made in this one.
+    """
     recorder = Recorder()
     rewrite(body, recorder.recording([p]), facts=facts)
     kept = [one for several in recorder.kept.values() for one in several]
-    alike = [one.piece for one in kept if one.piece and _kinds(one.piece) == _kinds(like)]
+    site, whole = _kinds(like.before, like.after), _kinds(problem.before, problem.after)
+    alike = [
+        piece for one in kept
+        if (piece := one.piece) is not None
+        and (_kinds(piece.before, piece.after) == site or _whole(piece) == whole)
+    ]  # fmt: skip
     if not alike:
         raise CannotShrink(f"at smaller shapes {_what(kept)}")
     return alike[-1]
+
+
+def _whole(piece: Piece) -> tuple[Counter[str], ...]:
+    problem = build(piece, piece.ancestry.depth)
+    return _kinds(problem.before, problem.after)
 
 
 def _what(kept: Sequence[Kept]) -> str:
     return "the pass makes something else of it" if kept else "the pass doesn't apply"
 
 
-def _kinds(piece: Piece) -> tuple[Counter[str], ...]:
-    """How many equations of each kind stood there, and came in their place."""
-    parts = piece.before, piece.after
-    return tuple(Counter(e.primitive.name for e in part.eqns) for part in parts)
+def _kinds(*parts: Cut) -> tuple[Counter[str], ...]:
+    """How many equations of each kind there are; those in calls in their place."""
+    return tuple(Counter(e.primitive.name for e in _flat(part.eqns)) for part in parts)
+
+
+def _flat(eqns: Sequence[Eqn]) -> Iterator[Eqn]:
+    for eqn in eqns:
+        entered = bodies.carried(eqn).entered
+        if len(entered) == 1 and entered[0].role is bodies.Role.CALL:
+            yield from _flat(jaxprs.opened(entered[0].body).eqns)
+        else:
+            yield eqn

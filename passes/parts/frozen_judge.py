@@ -12,8 +12,9 @@ from ...compat.jaxprs import Eqn, Var
 from ...compat.kernel_parts import is_kernel, without
 from ...compat.primitives import primitive
 from ...compat.source import call_stack
+from ...matchers.dataflow import Dataflow
 from ...matchers.demand import Demand, Demands
-from ...matchers.graph import Dataflow, Scope
+from ...matchers.graph import Scope
 from ...matchers.unchanged import unchanged
 from ...matchers.value_walk import Place, Walk, Walker, backward
 from ...matchers.weight_gradient import Parameters, is_transposed, makers, shapes, transposed_makers

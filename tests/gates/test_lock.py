@@ -62,7 +62,7 @@ def test_written_checked_lost_and_accepted_again(folder, capfd):
     (folder / "step.py").write_text(FILE.format(range="ids"))  # the range is known no more
     assert main(["gate"]) == 1
     out = capfd.readouterr().out
-    assert "argsort_packed_key: 1 sites → 0" in out
+    assert "argsort_packed_key: 1 site → 0" in out
     assert f"lost: {ADDRESS}" in out
     then, now = out.split(f"lost: {ADDRESS}")[1].split("now, at the nearest place:")
     assert "> sort(i32[64], i32[64])" in then
