@@ -152,7 +152,7 @@ def _choice(request: dict[str, Any]) -> Any:
     from ..lowering.targets import DEFAULT_TARGET
     from ..passes.base import Measured
 
-    # What a compilation puts down goes with the request's folder, also where this process is killed.
+    # What a compilation puts down goes with the request's folder, also if this process is killed.
     tempfile.tempdir = str(Path(request["answer"]).parent)
     return Measured(target=request["target"] or DEFAULT_TARGET, **measure)
 
