@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..gates.child import passes_from
-from ..gates.fuzz.run import LOWER_EVERY, Asked, Found, fuzz, save
+from ..gates.fuzz.run import BY_ROUNDING, LOWER_EVERY, Asked, Found, fuzz, save
 from ..gates.render import indented
 from .options import Subparsers, add_command, add_jobs, seconds
 from .show import UNDECIDED, console, folder_exists, print_json, progress
@@ -141,7 +141,8 @@ def report(out: Console, found: Found, scripts: list[Path | None]) -> None:
     whole = sum(found.states.values())
     each = found.cpu / whole if whole else 0.0
     text = (f"{found.checked:,} programs checked of {whole:,} seeds, {found.equations:,} "
-            f"equations, {found.lowered} lowered for the TPU; {len(found.violations)} violations; "
+            f"equations, {found.lowered} lowered for the TPU; {len(found.violations)} violations, "
+            f"{found.states[BY_ROUNDING]} decided by rounding; "
             f"{found.seconds:,.0f} s, {each:.2f} s CPU each")  # fmt: skip
     holds = not found.violations and not found.vacuous()
     indented(out, Text(text, style="bold green" if holds else "bold red"), 0)
