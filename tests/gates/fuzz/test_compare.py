@@ -81,8 +81,9 @@ def test_the_sign_of_a_zero_decides_nothing_but_bits():
 
 def test_such_a_program_is_counted_by_itself(monkeypatch):
     """It neither holds nor is violated; what a violation is stays one."""
-    plan = Plan(t=4, d=4, dtype="float32", transform="none", contract="bitwise", eager=False, seed=0,
-                mesh=None, some=None, nodes=(Node("fused", 190755096),))  # fmt: skip
+    nodes = (Node("fused", 190755096),)
+    plan = Plan(t=4, d=4, dtype="float32", transform="none", contract="bitwise", eager=False,
+                seed=0, mesh=None, some=None, nodes=nodes)  # fmt: skip
     monkeypatch.setattr(check, "difference", lambda *args: "they differ")
     monkeypatch.setattr(check, "contract_of", lambda *args: Contract.ROUNDING)
     monkeypatch.setattr(check, "decided_by_rounding", lambda *args: "a lt falls out otherwise")
