@@ -65,8 +65,8 @@ class ByDimension:
         elif name == "split":
             params["sizes"] = tuple(n // by[params["axis"]] for n in params["sizes"])
         else:
-            sizes = self._sizes(eqn)
-            params = {k: _replaced(v, sizes) for k, v in params.items()}
+            smaller = self._sizes(eqn)
+            params = {k: _replaced(v, smaller) for k, v in params.items()}
         return params
 
     def _sizes(self, eqn: Eqn) -> dict[int, int]:

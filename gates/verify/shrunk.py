@@ -73,6 +73,8 @@ class Scale:
 
 
 Smaller = Scale | ByDimension
+Done = dict[Any, tuple[list[Any], list[Any]]]
+"""What equations were done of which operands, and what came of it."""
 
 
 def check_shrunk(
@@ -163,9 +165,9 @@ def with_context(problem: Problem, piece: Piece) -> Cut:
 def _scales(problem: Problem, part: Cut, limits: Any) -> Iterator[Smaller]:
     """Divisors that make a site fit, the gentlest first."""
     sizes = Counter(n for v in _vars(part) for n in v.aval.shape if n >= LEAST)
-    large = [max(ROOM * n, 1.0)
-             for n in (problem.bytes / limits.bytes, problem.work / limits.work)]  # fmt: skip
-    yield from assignments(part, *large, (256, 128, 32))
+    large = max(ROOM * problem.bytes / limits.bytes, 1.0)
+    heavy = max(ROOM * problem.work / limits.work, 1.0)
+    yield from assignments(part, large, heavy, (256, 128, 32))
     work, size = cost(part.eqns)
     size += sum(v.aval.size * v.aval.dtype.itemsize for v in part.inputs)
     over = 4 * max(size / limits.bytes, work / limits.work)
@@ -176,7 +178,7 @@ def _scales(problem: Problem, part: Cut, limits: Any) -> Iterator[Smaller]:
         while by <= unit // SMALLEST and unit % by == 0:
             yield Scale(unit, by)
             by *= 8
-    yield from assignments(part, *large, (SMALLEST,))
+    yield from assignments(part, large, heavy, (SMALLEST,))
 
 
 def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Smaller) -> tuple[Body, tuple[Fact, ...]]:
@@ -189,7 +191,7 @@ def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Smaller) -> tuple[Body, 
 
     def run(*values: Any) -> list[Any]:
         env: dict[Var, Any] = dict(zip(part.inputs, values, strict=True))
-        done: dict[Any, Sequence[Any]] = {}
+        done: Done = {}
         for eqn in part.eqns:
             _step(eqn, env, scale, done)
         return [_read(a, env, scale) for a in part.outputs]
@@ -229,7 +231,7 @@ def _read(atom: Atom, env: Mapping[Var, Any], scale: Smaller) -> Any:
     return value
 
 
-def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller, done: dict[Any, Sequence[Any]]) -> None:
+def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller, done: Done) -> None:
     """One equation; one that was done before of the same values is the same.
 
     A value that is made in the site and comes back to it through its producers was walked to twice.
@@ -253,8 +255,9 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller, done: dict[Any, Sequenc
         if key not in done:
             bound = eqn.primitive.get_bind_params(params)
             made = eqn.primitive.bind(*operands, **bound)
-            done[key] = made if eqn.primitive.multiple_results else [made]
-        results = done[key]
+            made = list(made) if eqn.primitive.multiple_results else [made]
+            done[key] = operands, made  # operands too, or another could have the same id
+        results = done[key][1]
     for var, value in zip(eqn.outvars, results, strict=True):
         wanted = scale.shape(var)
         if value.shape != wanted or value.dtype != var.aval.dtype:
