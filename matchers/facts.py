@@ -17,10 +17,11 @@ from ..compat.bodies import BodyKey, Carried, Role, carried
 from ..compat.primitives import host_array, primitive
 from . import loops
 from .crossing import Crossing
-from .fact import UNKNOWN, Fact, default_of, join, limits, meet
+from .fact import UNKNOWN, Fact, default_of, integer, join, limits, meet
 from .fact_of_values import of_array, of_scalar
 from .flow import inflow, outflow
 from .guards import Guard, Guards, Region
+from .packed_order import packed_order
 from .relations import floor_divided
 from .transfer import contradicts, is_positionwise, is_static, rules
 
@@ -233,7 +234,7 @@ class _BodyAnalysis:
                 facts[var] = self.analysis._constant(value, var.aval)
         facts.update(zip(jaxpr.invars, self.result.inputs))
         table, spliced = rules(), self.analysis._spliced
-        related = {primitive(name) for name in ("select_n_p", "jit_p", "mul_p")}
+        related = {primitive(name) for name in ("select_n_p", "jit_p", "mul_p", "and_p")}
         better: set[Any] = set()  # variables of which more is known than before the rewrite
         for index, eqn in enumerate(jaxpr.eqns):
             before = known.get(id(eqn))
@@ -300,6 +301,11 @@ class _BodyAnalysis:
         if limit is None or limit == (0, 1) or not is_static(eqn):
             return
         result = eqn.outvars[0]
+        axis = packed_order(eqn, self._producer, self.result.fact)
+        if axis is not None:
+            last = result.aval.shape[axis] - 1
+            self.result._facts[result] = integer(result.aval, 0, max(last, 0), permutation=axis)
+            return
         if eqn.primitive is primitive("mul_p"):
             better = self.guards.masked(eqn)
         else:

@@ -8,6 +8,7 @@ lowered for a mesh of eight devices.
     tiny_update, real_update   clip and AdamW
     layers[KIND]               one layer of the real size by itself, forward and backward: "delta"
                                or "attention"
+    parts[NAME]                pieces of it on one device: "choice" of experts, "inverse"
     plain[NAME]                `real`, or another size of `VARIANTS`
     twins[NAME-FORM]           with one thing done by hand; the forms are those of by_hand/
     wrong[NAME]                with a mistake in it
@@ -17,6 +18,7 @@ lowered for a mesh of eight devices.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -131,6 +133,30 @@ def one_layer(config: Config, kind: str) -> Any:
         return jax.jit(fn), (params, x, mask, x)
 
     return relower.case(build, mesh=MESH)
+
+
+def parts() -> dict[str, Any]:
+    """What one device computes in a layer of the real size, in pieces that can be profiled whole.
+
+    ``choice``: the experts of its tokens, and the order that brings their rows together;
+    ``inverse``: the triangular inverses of its heads' chunks.
+    """
+    c, tokens = REAL, REAL.batch * REAL.sequence // math.prod(MESH.values())
+
+    def choice(scores: jax.Array) -> tuple[jax.Array, ...]:
+        weights, ids = c.ops.top_k(scores, c.experts_per_token)
+        return weights, *c.ops.sort_by_group(ids.reshape(-1), c.experts)
+
+    def inverse(a: jax.Array) -> jax.Array:
+        return c.ops.triangular_inverse(jnp.tril(a, -1))
+
+    heads = c.value_heads // MESH["context"]
+    chunks = (c.batch // (MESH["fsdp"] * MESH["expert"]), heads, c.sequence // c.delta_chunk)
+    systems = (*chunks, c.delta_chunk, c.delta_chunk)
+    return {
+        "choice": relower.case(choice, jax.ShapeDtypeStruct((tokens, c.experts), jnp.float32)),
+        "inverse": relower.case(inverse, jax.ShapeDtypeStruct(systems, jnp.float32)),
+    }
 
 
 def plain() -> dict[str, Any]:
