@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..gates.child import run
-from ..gates.render import indented, plural
+from ..gates.render import indented
+from ..lowering.words import plural
 from .options import Subparsers, add_command, add_lowering, job
 from .progress import following, line
 from .show import console, print_json

@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace) -> int:
         if sites is not None:
             indented(console(), Text(str(sites), style="bold"), 0)
     titles = (options.a, f"{second} with {passes_b}" if second == options.a else second)
-    trouble = written("--html", options.html, lambda: comparison_page(found, titles, whose))
+    trouble = written("--html", options.html, lambda: comparison_page(found, titles, whose, sites))
     return exit_code(2 if found.worse is None else int(found.worse), trouble)
 
 

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..gates.render import indented, plural, source_text
+from ..gates.render import indented, source_text
 from ..lowering.cost.attribute import Attribution
 from ..lowering.cost.compare import Comparison, Group
 from ..lowering.cost.model import RUNGS, Cost, OpCost
+from ..lowering.words import agreeing, plural
 
 NOISE = 0.01
 """The share of a place's cycles below which a loss is printed without the word."""
@@ -68,7 +69,8 @@ def show_comparison(
         if len(changed) > shown:
             out.print(f"  and {plural(len(changed) - shown, 'more place')}; --ops shows more")
         same = len(found.groups) - len(changed)
-        out.print(f"  {plural(same, 'place')} with equal cycles" if same else "")
+        if same:
+            out.print(f"  {plural(same, 'place')} with equal cycles")
         if attribution is not None:
             _by_rewrite(out, attribution, shown)
         out.print(_verdict(found))
@@ -172,7 +174,7 @@ def _by_rewrite(out: Console, found: Attribution, shown: int) -> None:
     table.add_row(_saved(found.elsewhere, 0.0), "", Text("elsewhere", "dim"))
     out.print(table)
     if found.share is not None:
-        out.print(f"  {found.share:.0%} of the change is at the rewrites' places")
+        out.print(f"  {100 * found.share:.0f} % of the change is at the rewrites' places")
 
 
 def _saved(saving: float, base: float) -> Text:
@@ -187,7 +189,7 @@ def _verdict(found: Comparison) -> Text:
     if found.worse is None:
         count = len(found.undecided)
         why = (
-            f"{plural(count, 'place')} changed and have no figure"
+            f"{plural(count, 'place')} changed and {agreeing(count, 'has', 'have')} no figure"
             if count
             else "no place has a figure on both sides"
         )

@@ -11,12 +11,13 @@ from rich.text import Text
 
 from ..gates.child import run
 from ..gates.foreign import is_foreign, read_foreign
-from ..gates.render import indented, plural, show
+from ..gates.render import indented, show
 from ..gates.revision import is_case
 from ..lowering.artifact import load
 from ..lowering.change import Difference
 from ..lowering.diff import diff
 from ..lowering.program import LEVELS, Level, Program
+from ..lowering.words import plural
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job
 from .show import console, exit_code, folder_exists, print_json, status, written
 

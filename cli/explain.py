@@ -13,9 +13,10 @@ from rich.text import Text
 
 from ..gates.child import run
 from ..gates.patch import Patch, patch, shown
-from ..gates.render import indented, plural, source_text
+from ..gates.render import indented, source_text
 from ..lowering.cost.measurement import Measurement
 from ..lowering.errors import InputError
+from ..lowering.words import plural
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
 from .show import console, print_json, status
 
@@ -139,7 +140,8 @@ def show(out: Console, report: dict[str, Any], case: str) -> None:
     out.print()
     out.print(
         f"{report['applied']} applied, {report['declined'] - len(beaten)} declined; "
-        f"{plural(report['equations'], 'equation')} in {report['bodies']} bodies, "
+        f"{plural(report['equations'], 'equation')} in "
+        f"{plural(report['bodies'], 'body', 'bodies')}, "
         f"{plural(report['rounds'], 'round')}"
     )
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from ..gates.child import passes_from
 from ..gates.fuzz.run import BY_ROUNDING, LOWER_EVERY, Asked, Found, fuzz, save
 from ..gates.render import indented
+from ..lowering.words import plural
 from .options import Subparsers, add_command, add_jobs, seconds
 from .show import UNDECIDED, console, folder_exists, print_json, progress
 
@@ -140,8 +141,9 @@ def report(out: Console, found: Found, scripts: list[Path | None]) -> None:
         indented(out, Text(f"{n} × {line}", style="dim"), 0)
     whole = sum(found.states.values())
     each = found.cpu / whole if whole else 0.0
-    text = (f"{found.checked:,} programs checked of {whole:,} seeds, {found.equations:,} "
-            f"equations, {found.lowered} lowered for the TPU; {len(found.violations)} violations, "
+    text = (f"{plural(found.checked, 'program')} checked of {plural(whole, 'seed')}, "
+            f"{plural(found.equations, 'equation')}, {found.lowered} lowered for the TPU; "
+            f"{plural(len(found.violations), 'violation')}, "
             f"{found.states[BY_ROUNDING]} decided by rounding; "
             f"{found.seconds:,.0f} s, {each:.2f} s CPU each")  # fmt: skip
     holds = not found.violations and not found.vacuous()

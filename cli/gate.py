@@ -12,11 +12,12 @@ from ..gates.cache import Cache, default_folder
 from ..gates.config import load_matrix
 from ..gates.html_report import gate_page
 from ..gates.matrix import part_of, run_matrix, steps
-from ..gates.render import indented, plural, show_groups
+from ..gates.render import indented, show_groups
 from ..gates.reports import SUMMARY_BYTES, junit, step_summary
 from ..gates.results import CellResult, GateResult
 from ..gates.shard import parse_shard
 from ..gates.snapshot_files import mode
+from ..lowering.words import plural
 from .options import Subparsers, add_command, add_jobs
 from .show import console, exit_code, folder_exists, print_json, progress, written
 

@@ -10,9 +10,10 @@ from rich.text import Text
 
 from ..gates import lock
 from ..gates.config import load_matrix
-from ..gates.render import indented, plural
+from ..gates.render import indented
 from ..gates.snapshot_files import in_ci
 from ..lowering.errors import InputError
+from ..lowering.words import plural
 from .options import Subparsers, add_command
 from .show import console, print_json, progress
 

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..gates.probe import VARIATIONS, Outcome, ProbeResult, probe, variations
-from ..gates.render import indented, plural, show
+from ..gates.render import indented, show
 from ..lowering.change import Verdict
 from ..lowering.program import LEVELS
+from ..lowering.words import plural
 from .options import FILE_HELP, Subparsers, add_command, add_jobs, add_lowering, job
 from .show import console, print_json, progress
 

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..gates.child import Job, run
-from ..gates.render import indented, plural, source_text
+from ..gates.render import indented, source_text
 from ..gates.verify.host import variables
 from ..lowering.errors import InputError
+from ..lowering.words import plural
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
 from .progress import bar, following
 from .show import console, print_json

@@ -19,6 +19,8 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import xla_client as _xc
 from jaxlib.mlir import ir as _ir
 
+from .lowered import device_count
+
 # Settings that jax reads when it makes the compiler's options.
 _SETTINGS = (
     "jax_use_shardy_partitioner",
@@ -47,8 +49,14 @@ def _bytecode(module: Any) -> bytes:
     return sink.getvalue()
 
 
-def compile_settings(lowered: Any) -> dict[str, Any]:
-    """What jax would tell the compiler beside the module, as plain JSON."""
+def compile_settings(lowered: Any, devices: int = 1) -> dict[str, Any]:
+    """What jax would tell the compiler beside the module, as plain JSON.
+
+    Args:
+        lowered: jax's ``Lowered``.
+        devices: of the mesh that it was lowered under. An abstract mesh has none, so that jax
+            takes a program for one of a single device where no argument says how it is sharded.
+    """
     args = lowered._lowering.compile_args
     inputs, outputs = _pxla.get_prop_to_input_output(
         args["in_shardings"], args["out_shardings"], len(args["ordered_effects"])
@@ -56,7 +64,7 @@ def compile_settings(lowered: Any) -> dict[str, Any]:
     values: Mapping[str, Any] = jax.config.values
     options = dict(lowered._lowering._compiler_options_kvs or ())
     return {
-        "partitions": int(args["num_devices"]),
+        "partitions": max(device_count(lowered), devices),
         "tuple_args": bool(args["tuple_args"]),
         "propagate_inputs": [bool(x) for x in inputs],
         "propagate_outputs": [bool(x) for x in outputs],

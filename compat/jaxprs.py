@@ -107,6 +107,11 @@ def new_var(aval: Any) -> Var:
     return core.Var(aval)
 
 
+def dropped(aval: Any) -> Var:
+    """A result of type ``aval`` that is bound to ``_``."""
+    return DropVar(aval)
+
+
 def substitute(eqn: Eqn, mapping: Mapping[Var, Atom]) -> Eqn:
     """``eqn`` reading ``mapping[v]`` instead of each ``v``; the same object if it reads none."""
     for atom in eqn.invars:
@@ -128,6 +133,20 @@ def renamed_effects(effects: Any, mapping: Mapping[Var, Atom]) -> Any:
         e.replace(mapping.get(e.input, e.input)) if isinstance(e, _InputEffect) else e
         for e in effects
     )
+
+
+def effects_on(effects: Any, atoms: Sequence[Atom]) -> frozenset[Any]:
+    """Effects without those on Refs other than ``atoms``."""
+    known = {a for a in atoms if is_var(a)}
+    return frozenset(e for e in effects if not isinstance(e, _InputEffect) or e.input in known)
+
+
+def stating_own_effects(body: Body) -> Body:
+    """A body that lost inputs, which no longer states effects on them."""
+    jaxpr = opened(body)
+    inputs = [*jaxpr.constvars, *jaxpr.invars]
+    changed = jaxpr.replace(effects=effects_on(jaxpr.effects, inputs))
+    return body.replace(jaxpr=changed) if jaxpr is not body else changed
 
 
 def outward_effects(body: Body) -> tuple[Counter[Any], set[Any]]:

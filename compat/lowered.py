@@ -64,3 +64,8 @@ def hoisted_constants(lowered: Any) -> tuple[str, ...]:
 def _digest(value: np.ndarray[Any, Any]) -> str:
     head = f"{value.dtype}{value.shape}".encode()
     return hashlib.sha256(head + np.ascontiguousarray(value).tobytes()).hexdigest()
+
+
+def device_count(lowered: Any) -> int:
+    """How many devices a lowered program is partitioned over."""
+    return int(lowered._lowering.compile_args["num_devices"])

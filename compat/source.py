@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from jax._src import source_info_util
@@ -80,3 +81,9 @@ def name_stack(eqn: Eqn) -> str:
 def is_kept(eqn: Eqn) -> bool:
     """Whether an equation, or what it was derived from, stands in a scope named `KEPT`."""
     return any(getattr(s, "name", None) == KEPT for s in eqn.source_info.name_stack.stack)
+
+
+def any_kept(eqns: Iterable[Eqn]) -> bool:
+    """Whether `is_kept` holds of one of several equations, which mostly share their stacks."""
+    stacks = {id(stack): stack for eqn in eqns if (stack := eqn.source_info.name_stack.stack)}
+    return any(getattr(s, "name", None) == KEPT for stack in stacks.values() for s in stack)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..lowering.words import plural
 from ..passes.disable import Disabled
 from ..passes.optimize import explain, optimize
 
@@ -142,7 +143,9 @@ class _Search:
             rest = [site for site in sites if site not in least]
             return self._done("found", least, sites, self.fault or fault, not self.fails(rest))
         except _OutOfChecks:
-            return self._done("unfinished", least, sites, f"stopped after {self.checks} checks")
+            return self._done(
+                "unfinished", least, sites, f"stopped after {plural(self.checks, 'check')}"
+            )
 
     def _done(
         self,

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..lowering.program import Level
+from ..lowering.words import plural
 from .budget import Budget
 from .numerics_cell import Steps
 from .pass_sets import PassChoice
-from .render import plural
 
 Kind = Literal["identical", "differs", "snapshot", "numerics", "numerics-control", "locked"]
 

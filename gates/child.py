@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..lowering.errors import InputError
-from ..lowering.process import kill_group
+from ..lowering.family import Family
 from .revision import at, locate
 
 NOISE_LINES = 12
@@ -152,7 +152,7 @@ def _answered(
 def end_all() -> None:
     """Kills every child that `run` is waiting for, in whatever thread."""
     for started in list(_RUNNING):
-        kill_group(started)
+        Family(started.pid).kill()
 
 
 def _start(
@@ -184,10 +184,9 @@ def _wait(child: subprocess.Popen[bytes], request: str, timeout: float | None, j
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Ends the child and what it started; nothing where it has ended."""
-    if child.poll() is None:
-        kill_group(child)
-        child.wait()
+    """Ends the child and what it started, also where the child itself has ended."""
+    Family(child.pid).kill()
+    child.wait()
 
 
 def _died(job: Job, code: int, noise: Path) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ..lowering.change import Change, Difference
 from ..lowering.errors import InputError
+from ..lowering.words import agreeing, plural
 
 _WRAPPED = re.compile(r"[\w.-]+\((.*)\)")
 
@@ -35,7 +36,8 @@ def strays(difference: Difference, patterns: Sequence[str]) -> list[str]:
     place = next((w for w in (first.where_b, first.where_a) if w is not None), None)
     scope = place.scope if place is not None and place.scope else "no name scope"
     return [
-        f"{len(stray)} of {len(difference.changes)} differences are outside "
+        f"{len(stray)} of {plural(len(difference.changes), 'difference')} "
+        f"{agreeing(len(stray), 'is', 'are')} outside "
         f"{', '.join(patterns)}; the first is {first.op} in {first.section}, {scope}"
     ]
 

@@ -13,6 +13,7 @@ from ..lowering.cost.ladder import measure
 from ..lowering.cost.model import Cost
 from ..lowering.errors import InputError
 from ..lowering.process import Limits
+from ..lowering.words import agreeing, plural
 from .budget import COMPILED, OTHER, Bound, Budget, Miss, Number, check
 from .cells import Cell, Matrix, Node
 from .child import Job, run
@@ -117,7 +118,11 @@ def _cycles(
     if found.unlike is not None:
         return {}, found.unlike
     if found.worse is None:
-        return {}, f"{len(found.undecided)} places changed and have no figure"
+        count = len(found.undecided)
+        return (
+            {},
+            f"{plural(count, 'place')} changed and {agreeing(count, 'has', 'have')} no figure",
+        )
     return {None: found.after, bound.reference: found.before}, None
 
 

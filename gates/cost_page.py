@@ -6,12 +6,20 @@ from collections.abc import Iterable
 
 from ..lowering.cost.attribute import Attribution
 from ..lowering.cost.compare import Comparison, Group
+from ..lowering.cost.measurement import SiteSum
 from ..lowering.cost.model import RUNGS, Cost, OpCost
+from ..lowering.words import plural
 from .page import badge, folded, page, table, text
-from .render import plural, source_text
+from .render import source_text
 
 NOISE = 0.01
 """The share of a place's cycles below which a loss isn't called a regression."""
+_VERDICTS = {
+    None: ("undecided", "undecided"),
+    True: ("broken", "more"),
+    False: ("holds", "no more"),
+}
+"""The colour and the word for whether B costs more."""
 _MEMORY = ("arguments", "outputs", "temp", "code", "peak")
 
 
@@ -22,7 +30,10 @@ def cost_page(cost: Cost, title: str) -> str:
 
 
 def comparison_page(
-    found: Comparison, titles: tuple[str, str], attribution: Attribution | None
+    found: Comparison,
+    titles: tuple[str, str],
+    attribution: Attribution | None,
+    sites: SiteSum | None = None,
 ) -> str:
     """The report of two programs.
 
@@ -30,12 +41,15 @@ def comparison_page(
         found: B against A.
         titles: what the user calls them.
         attribution: the change by rewrite, where B is A rewritten.
+        sites: the rewritten sites alone, where the two have no cycles to compare.
     """
-    verdict = {None: "undecided", True: "broken", False: "holds"}[found.worse]
+    verdict, said = _VERDICTS[found.worse]
     body = [
         f"<h1>{text(titles[0])} → {text(titles[1])}</h1>",
-        f"<p>{badge(verdict)} {text(closing(found))}</p>",
+        f"<p>{badge(verdict, said)} {text(closing(found))}</p>",
     ]
+    if sites is not None:
+        body.append(f"<p>{text(str(sites))}</p>")
     if attribution is not None:
         body += ["<h2>By rewrite</h2>", *_by_rewrite(attribution)]
     if found.unlike is None:
@@ -44,7 +58,7 @@ def comparison_page(
     for side, title, cost in zip("AB", titles, (found.a, found.b)):
         body += [f"<h2>{side}: {text(title)}</h2>", *_head(cost)]
         body.append(folded("Operations", "\n".join([*_operations(cost), *_rest(cost)])))
-    return page(f"{verdict}: {titles[0]} → {titles[1]}", "\n".join(body))
+    return page(f"{said}: {titles[0]} → {titles[1]}", "\n".join(body))
 
 
 def closing(found: Comparison) -> str:
@@ -90,7 +104,7 @@ def _operations(cost: Cost) -> Iterable[str]:
                 _place(op.source),
             )
         )
-    yield table(rows, head=True, numbers=True)
+    yield table(rows, head=True, numbers=True, words=(0, 2, 6))
 
 
 def _rest(cost: Cost) -> Iterable[str]:
@@ -118,9 +132,9 @@ def _by_rewrite(found: Attribution) -> Iterable[str]:
         for s in found.savings
     ]
     rows.append(("elsewhere", _signed(found.elsewhere, 0.0), "", ""))
-    yield table(rows, head=True, numbers=True)
+    yield table(rows, head=True, numbers=True, words=(0, 3))
     if found.share is not None:
-        yield f"<p>{found.share:.0%} of the change is at the rewrites' places</p>"
+        yield f"<p>{100 * found.share:.0f} % of the change is at the rewrites' places</p>"
 
 
 def _places(groups: Iterable[Group]) -> str:
@@ -137,7 +151,7 @@ def _places(groups: Iterable[Group]) -> str:
         rows.append(
             (_place(group.place), _figure(group.before), _figure(group.after), saved, text(what))
         )
-    return table(rows, head=True, numbers=True)
+    return table(rows, head=True, numbers=True, words=(0, 4))
 
 
 def _memory(found: Comparison) -> str:
@@ -151,7 +165,7 @@ def _memory(found: Comparison) -> str:
 def _signed(saving: float, base: float, shown: float | None = None) -> str:
     """A saving in its colour; a loss beyond `NOISE` is a regression."""
     value = saving if shown is None else shown
-    figure = f"{value:+,.0f}" if shown is not None else f"{value:,.0f}"
+    figure = f"{value:+,.0f}" if shown else f"{value:,.0f}"
     if saving < -NOISE * base and saving < 0:
         word = "" if shown is not None else " REGRESSION"
         return f'<span class="worse">{figure}{word}</span>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..lowering.program import Program
+from ..lowering.words import plural
 from .budget import OTHER, Miss, Number, check, measured
 from .cells import Cell, Node
 from .cost_budget import Costs, compiled_misses, is_compiled
@@ -59,4 +60,6 @@ def _said(metric: str, count: int) -> str:
     family, _, rest = metric.partition(".")
     if family == "ops":
         return f"has {count} {rest}"
-    return f"calls kernel {rest!r} {count} times" if rest else f"calls {count} kernels"
+    if rest:
+        return f"calls kernel {rest!r} {plural(count, 'time')}"
+    return f"calls {plural(count, 'kernel')}"

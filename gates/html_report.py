@@ -7,8 +7,9 @@ from itertools import groupby
 
 from ..lowering.change import Change, Difference, Group
 from ..lowering.program import Program
+from ..lowering.words import plural
 from .page import badge, folded, page, table, text
-from .render import alike, heading, places, plural, what
+from .render import alike, heading, places, what
 from .results import CellResult, GateResult
 
 OPEN_GROUPS = 200

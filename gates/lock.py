@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lowering.errors import InputError
-from .render import plural
+from ..lowering.words import plural
 
 FORMAT = 1
 _HEAD = f"""# The sites that relower rewrites in each program of the gate.
@@ -225,8 +225,7 @@ def compared(
     for change in changes[:_MOST_SHOWN]:
         broken += described(change)
     if len(changes) > _MOST_SHOWN:
-        more = plural(len(changes) - _MOST_SHOWN, "more lost site")
-        broken.append(f"and {more}")
+        broken.append(f"and {plural(len(changes) - _MOST_SHOWN, 'more lost site')}")
     new = gained(was, report)
     notes = [f"new, run `relower lock` to keep it: {a}" for a in new[:_MOST_SHOWN]]
     if len(new) > _MOST_SHOWN:

@@ -15,6 +15,7 @@ from ..lowering.cost.model import Cost
 from ..lowering.diff import diff
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Program
+from ..lowering.words import plural
 from .cache import Cache
 from .cells import Cell, Matrix, Node
 from .child import ChildFailed, Job, run
@@ -25,7 +26,6 @@ from .inputs import matched
 from .lock import compared, lock_path
 from .numerics_cell import answer, verdict
 from .parallel import in_order
-from .render import plural
 from .results import CellResult, GateResult, Status
 from .revision import kept, split_revision
 from .shard import Shard

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..lowering.errors import InputError
+from ..lowering.words import plural
 from . import values
 from .child import ChildFailed, Job, run
-from .render import plural
 from .revision import split_revision
 
 if TYPE_CHECKING:

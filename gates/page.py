@@ -11,7 +11,7 @@ import base64
 import hashlib
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _NOT_SHOWN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
@@ -112,9 +112,9 @@ def page(title: str, body: str) -> str:
     )
 
 
-def badge(name: str) -> str:
-    """A verdict in its colour."""
-    return f'<span class="verdict {text(name.lower())}">{text(name)}</span>'
+def badge(name: str, said: str | None = None) -> str:
+    """A verdict in its colour, in other words where ``said`` has them."""
+    return f'<span class="verdict {text(name.lower())}">{text(said or name)}</span>'
 
 
 def folded(title: str, body: str) -> str:
@@ -122,12 +122,17 @@ def folded(title: str, body: str) -> str:
     return f'<details><summary>{text(title)}</summary><div class="body">{body}</div></details>'
 
 
-def table(rows: Sequence[tuple[str, ...]], head: bool = False, numbers: bool = False) -> str:
-    """Rows of HTML cells; with ``numbers`` all but the first column hold figures."""
+def table(
+    rows: Sequence[tuple[str, ...]],
+    head: bool = False,
+    numbers: bool = False,
+    words: Collection[int] = (0,),
+) -> str:
+    """Rows of HTML cells; with ``numbers`` all columns but those in ``words`` hold figures."""
     lines = []
     for i, row in enumerate(rows):
         tag = "th" if head and i == 0 else "td"
-        styles = [' class="number"' if numbers and j else "" for j in range(len(row))]
+        styles = [' class="number"' if numbers and j not in words else "" for j in range(len(row))]
         cells = "".join(f"<{tag}{s}>{c}</{tag}>" for s, c in zip(styles, row, strict=True))
         lines.append(f"<tr>{cells}</tr>")
     return f"<table>{''.join(lines)}</table>"

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..lowering.change import Change, Difference, Group, Verdict
 from ..lowering.program import Location
+from ..lowering.words import plural
 from .wrap import lines
 
 PLAIN_WIDTH = 96
@@ -147,11 +148,11 @@ def alike(group: Group) -> str:
     sections = len(group.sections)
     count = len(group.changes)
     if sections == 1:
-        return f"{count:,} times alike"
+        return f"{plural(count, 'time')} alike"
     kind = group.first.section_kind
     if count == sections:
         return f"in {sections:,} {kind}s alike"
-    return f"{count:,} times in {sections:,} {kind}s, all alike"
+    return f"{plural(count, 'time')} in {plural(sections, kind)}, all alike"
 
 
 def indented(out: Console, text: str | Text, by: int = 2, hang: int = 0) -> None:
@@ -193,8 +194,3 @@ def source_text(text: str | None) -> str:
         return "unknown line"
     file, colon, line = text.rpartition(":")
     return f"{relative(file)}:{line}" if colon else text
-
-
-def plural(count: int, noun: str, many: str | None = None) -> str:
-    """``1 site``, ``2 sites``; ``many`` is another plural than that with an s."""
-    return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"

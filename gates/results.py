@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..lowering.change import Difference
+from ..lowering.words import plural
 from .cells import Cell
 from .shard import Shard
 
@@ -98,12 +99,12 @@ class GateResult:
         undecided = sum(c.status == "undecided" for c in self.cells)
         halves += [f"{undecided} undecided"] if undecided else []
         if not self.cells:
-            part = f"shard {self.shard} holds none of {self.total} cells"
+            part = f"shard {self.shard} holds none of {plural(self.total, 'cell')}"
             halves.append(part if self.shard is not None and self.total else "no cells")
         if self.guards:
-            halves.append(f"{len(self.guards)} guard{'s' * (len(self.guards) > 1)} failed")
+            halves.append(f"{plural(len(self.guards), 'guard')} failed")
         if self.shard is not None and self.cells:
-            halves.append(f"shard {self.shard}: {len(self.cells)} of {self.total} cells")
+            halves.append(f"shard {self.shard}: {len(self.cells)} of {plural(self.total, 'cell')}")
         return ", ".join(halves)
 
     def to_json(self) -> dict[str, Any]:

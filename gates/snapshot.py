@@ -19,7 +19,7 @@ from typing import Any
 from ..lowering.errors import InputError
 from ..lowering.program import KERNEL, LEVELS, Level, Program, Section, digest_of
 from ..lowering.sections import CALLEE
-from .render import plural
+from ..lowering.words import plural
 
 FORMAT = "relower-snapshot 2"
 MAX_BYTES = 1 << 24
@@ -209,10 +209,10 @@ def _parts_changed(old: Sequence[Part], new: Sequence[Part]) -> list[str]:
         come.remove(same)
         what = [] if part.digest == same.digest else [f"{part.digest[:8]} → {same.digest[:8]}"]
         if part.operations != same.operations:
-            what.append(f"{part.operations} → {same.operations} operations")
+            what.append(f"{part.operations} → {plural(same.operations, 'operation')}")
         if part.times != same.times:
-            noun = "calls" if part.kind == "kernel" else "copies"
-            what.append(f"{part.times} → {same.times} {noun}")
+            nouns = ("call", "calls") if part.kind == "kernel" else ("copy", "copies")
+            what.append(f"{part.times} → {plural(same.times, *nouns)}")
         found.append(f"{part.title} changed: {', '.join(what)}")
     return found + [
         f"{part.title} is new ({plural(part.operations, 'operation')})" for part in come

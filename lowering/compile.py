@@ -94,7 +94,8 @@ def stage_module(chosen: Any, target: str) -> StagedModule:
     goal = parse_target(target)
     mesh = make_mesh(goal, chosen.mesh, "auto", "abstract")
     lowered, _ = stage(chosen, goal, mesh, "abstract")
-    return StagedModule(module_bytes(lowered), compile_settings(lowered), str(goal), chosen.name)
+    settings = compile_settings(lowered, mesh.size)
+    return StagedModule(module_bytes(lowered), settings, str(goal), chosen.name)
 
 
 def compile_staged(
@@ -128,8 +129,9 @@ def compile_staged(
 
 
 def child_command(folder: str) -> list[str]:
-    """The command that compiles what a folder holds."""
-    return [sys.executable, "-P", "-m", "relower.lowering.compile_child", folder]
+    """The command that compiles what a folder holds, for as long as this process lives."""
+    own = str(os.getpid())
+    return [sys.executable, "-P", "-m", "relower.lowering.compile_child", folder, own]
 
 
 def child_environment(flags: Sequence[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The child that compiles for a TPU: ``python -m relower.lowering.compile_child FOLDER``.
+"""The child that compiles for a TPU: ``python -m relower.lowering.compile_child FOLDER PARENT``.
 
 It reads ``module.bc`` and ``request.json`` in FOLDER and writes ``hlo.txt`` and ``answer.json``.
 libtpu reads its flags once and may abort the process, so it is loaded here and nowhere else.
@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     """Compiles what the folder holds; an answer is written where nothing crashes."""
-    _end_with_parent()
+    _end_with_parent(int(sys.argv[2]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # aborts are expected
     folder = Path(sys.argv[1])
     request = json.loads((folder / "request.json").read_text())
@@ -62,12 +62,14 @@ def _compiled(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     return {"memory": executable_memory(executable), "cost": executable_cost(executable)}
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Has the kernel end this process when the one that started it ends, however it ends."""
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
         pass  # no Linux: the parent ends the group itself, where it isn't killed
+    if os.getppid() != parent:  # it ended before the kernel was asked
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,8 @@ def _staged(fragment: Fragment, target: str, name: str) -> StagedModule:
         with mesh_context(mesh):
             lowered = jax.jit(fn).trace(*args).lower(lowering_platforms=("tpu",))
         module = module_bytes(lowered, locations=False)
-    return StagedModule(module, compile_settings(lowered), str(goal), name)
+    settings = compile_settings(lowered, mesh.size if fragment.manual else 1)
+    return StagedModule(module, settings, str(goal), name)
 
 
 def by_hand_on(fragment: Fragment, mesh: Any) -> tuple[Callable[..., Any], list[Any]]:

@@ -12,7 +12,12 @@ from ..compat.callbacks import host_callbacks
 from ..compat.environment import libtpu_version, settings, versions
 from ..compat.fresh import traced_anew
 from ..compat.layouts import stated_layouts
-from ..compat.lowered import calling_convention, hoisted_constants, kernel_locations
+from ..compat.lowered import (
+    calling_convention,
+    device_count,
+    hoisted_constants,
+    kernel_locations,
+)
 from ..compat.mlir import mosaic_version
 from ..compat.outputs import on_arrays
 from ..compat.tracing import is_jitted
@@ -21,6 +26,7 @@ from .case import Case, case
 from .errors import InputError
 from .load import describe
 from .normalize import normalize
+from .own_mesh import advice
 from .program import LEVELS, Level, Program, Stamp, Unknown
 from .targets import (
     DEFAULT_TARGET,
@@ -93,7 +99,9 @@ def lower(
         kernel_calls=normal.kernel_calls,
         ops=normal.ops,
         ledger=normal.ledger,
-        stamp=_stamp(goal, mesh, axis_types, route, queries, chosen.host_queries),
+        stamp=_stamp(
+            goal, _extents(mesh, lowered), axis_types, route, queries, chosen.host_queries
+        ),
         unknowns=normal.unknowns + _host_answers(chosen.host_queries),
         locations=normal.locations,
     )
@@ -112,6 +120,12 @@ def stage(chosen: Case, target: Target, mesh: Any, route: Route) -> tuple[Any, t
             lowered = _staged(chosen, mesh)
         finally:
             _ANSWERED.extend(query for query in queries if not query.endswith(WHILE_LOWERING))
+    wanted = device_count(lowered)
+    if wanted > target.device_count:
+        raise InputError(
+            f"case {chosen.name}: the function runs on a mesh of its own, of {wanted} devices, and "
+            f"target {target} has {target.device_count}: choose a larger target"
+        )
     return lowered, tuple(queries)
 
 
@@ -146,7 +160,8 @@ def _staged(chosen: Case, mesh: Any) -> Any:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{name} can't be traced: {describe(error)}") from error
+        own = advice(error, chosen.mesh is not None)
+        raise InputError(f"{name} can't be traced: {describe(error)}{own}") from error
     try:
         with mesh_context(mesh), kernel_locations(), host_callbacks(), stated_layouts():
             return nnx.unwrapped(traced.lower(lowering_platforms=("tpu",)))
@@ -156,7 +171,8 @@ def _staged(chosen: Case, mesh: Any) -> Any:
                 f"{name} can't be lowered on the abstract route: a host callback or a "
                 "custom_partitioning over several devices needs real ones; take --route topology"
             ) from error
-        raise InputError(f"{name} can't be lowered for the TPU: {describe(error)}") from error
+        own = advice(error, chosen.mesh is not None)
+        raise InputError(f"{name} can't be lowered for the TPU: {describe(error)}{own}") from error
 
 
 def _on_arrays(fn: Any, args: Any, kwargs: Any, name: str) -> tuple[Any, Any, Any]:
@@ -196,13 +212,12 @@ def _abstract(leaf: Any) -> Any:
 
 def _stamp(
     target: Target,
-    mesh: Any,
+    extents: str,
     axis_types: AxisTypes,
     route: Route,
     queries: tuple[str, ...],
     host_queries: tuple[str, ...],
 ) -> Stamp:
-    extents: Mapping[str, int] = dict(mesh.shape)
     # Axis names are no part of the stamp: they are compared where the program holds them.
     fields = {
         **versions(),
@@ -210,13 +225,22 @@ def _stamp(
         "mosaic": mosaic_version(route),
         "route": route,
         "target": str(target),
-        "mesh": "x".join(map(str, extents.values())),
+        "mesh": extents,
         "axis_types": axis_types,
         "mesh_context": "use_abstract_mesh" if route == "abstract" else "set_mesh",
         **settings(),
     }
     seen = queries + tuple(f"{query} (for the host, while loading)" for query in host_queries)
     return Stamp(fields, seen)
+
+
+def _extents(mesh: Any, lowered: Any) -> str:
+    """The mesh's extents; the number of devices, where the function runs on a mesh of its own."""
+    count = device_count(lowered)
+    if count not in (1, mesh.size):  # a function that uses no axis lowers for one device
+        return f"{count}, the function's own"
+    extents: Mapping[str, int] = dict(mesh.shape)
+    return "x".join(map(str, extents.values()))
 
 
 def _host_answers(queries: tuple[str, ...]) -> tuple[Unknown, ...]:

@@ -1,15 +1,15 @@
-"""A command under limits of time and memory, its whole process group ended with it."""
+"""A command under limits of time and memory, all that it started ended with it."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from .family import Family
 
 POLL_SECONDS = 0.05
 
@@ -39,9 +39,10 @@ class Ended:
 def run_limited(
     command: Sequence[str], *, env: Mapping[str, str], output: Path, limits: Limits
 ) -> Ended:
-    """Runs a command in a process group of its own until it ends or goes over a limit.
+    """Runs a command in a session of its own until it ends or goes over a limit.
 
-    Whatever ends the wait, an exception included, no process of the group is left.
+    Whatever ends the wait, an exception included, no process is left that it started, directly
+    or not; they are killed, not asked.
 
     Args:
         command: the program and its arguments.
@@ -59,11 +60,12 @@ def run_limited(
             env=dict(env),
             start_new_session=True,
         )
+    family = Family(child.pid)
     why: Literal["time", "memory"] | None = None
     peak = 0
     try:
         while child.poll() is None:
-            peak = max(peak, group_memory(child.pid))
+            peak = max(peak, family.memory())
             if limits.memory is not None and peak > limits.memory:
                 why = "memory"
             elif limits.seconds is not None and time.monotonic() - start > limits.seconds:
@@ -72,38 +74,8 @@ def run_limited(
                 break
             time.sleep(POLL_SECONDS)
     finally:
-        kill_group(child)
+        family.kill()
         child.wait()
     taken = time.monotonic() - start
     code = child.returncode
     return Ended(why or ("signal" if code < 0 else "exit"), code, taken, peak)
-
-
-def kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kills every process of a child's own group, also where its first one has ended."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass  # none is left
-
-
-def group_memory(group: int) -> int:
-    """Bytes of anonymous and shared memory that the processes of a group hold."""
-    total = 0
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdecimal():
-            continue
-        try:
-            fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-            if int(fields[2]) == group:
-                total += _own_memory(Path(entry.path, "status").read_text())
-        except (OSError, IndexError, ValueError):
-            continue  # it ended meanwhile
-    return total
-
-
-def _own_memory(status: str) -> int:
-    """``RssAnon`` and ``RssShmem`` of a ``/proc`` status, in bytes."""
-    kinds = ("RssAnon:", "RssShmem:")
-    lines = [line.split() for line in status.splitlines() if line.startswith(kinds)]
-    return sum(int(fields[1]) * 1024 for fields in lines)

@@ -17,10 +17,11 @@ from ..compat.bodies import BodyKey, Carried, Role, carried
 from ..compat.primitives import host_array, primitive
 from . import loops
 from .crossing import Crossing
-from .fact import UNKNOWN, Fact, default_of, join, limits, meet
+from .fact import UNKNOWN, Fact, default_of, integer, join, limits, meet
 from .fact_of_values import of_array, of_scalar
 from .flow import inflow, outflow
 from .guards import Guard, Guards, Region
+from .packed_order import packed_order
 from .relations import floor_divided
 from .transfer import contradicts, is_positionwise, is_static, rules
 
@@ -203,7 +204,7 @@ def _key(given: Mapping[Any, Guard]) -> frozenset[Any]:
 
 def _reads(eqn: jaxprs.Eqn, those: set[Any]) -> bool:
     """Whether an equation reads one of ``those`` variables."""
-    return bool(those) and any(a in those for a in eqn.invars if not jaxprs.is_literal(a))
+    return any(a in those for a in eqn.invars if not jaxprs.is_literal(a))
 
 
 class _BodyAnalysis:
@@ -222,23 +223,25 @@ class _BodyAnalysis:
         """Fill in the facts, taking over those of the body that this one was made from."""
         facts, jaxpr = self.result._facts, self.jaxpr
         known: dict[int, int] = {}
+        inside: Mapping[int, dict[BodyKey, BodyFacts]] = {}
         if origin is not None:
             facts.update(origin._facts)
             known = {id(eqn): i for i, eqn in enumerate(jaxprs.opened(origin.body).eqns)}
+            inside = origin._children
         consts = jaxprs.consts(self.result.body)
         if len(consts) == len(jaxpr.constvars):
             for var, value in zip(jaxpr.constvars, consts):
                 facts[var] = self.analysis._constant(value, var.aval)
         facts.update(zip(jaxpr.invars, self.result.inputs))
         table, spliced = rules(), self.analysis._spliced
-        related = {primitive(name) for name in ("select_n_p", "jit_p", "mul_p")}
+        related = {primitive(name) for name in ("select_n_p", "jit_p", "mul_p", "and_p")}
         better: set[Any] = set()  # variables of which more is known than before the rewrite
         for index, eqn in enumerate(jaxpr.eqns):
-            before = known.get(id(eqn)) if origin is not None else None
-            if origin is not None and before is not None and not _reads(eqn, better):
-                if before in origin._children:
-                    self.result._children[index] = origin._children[before]
-                continue
+            before = known.get(id(eqn))
+            if before is not None and not (better and _reads(eqn, better)):
+                if before in inside:
+                    self.result._children[index] = inside[before]
+                continue  # nearly all of a body that was rewritten
             copied = spliced.get(id(eqn)) if spliced else None
             rule = table.get(eqn.primitive)
             if copied is not None:
@@ -298,6 +301,11 @@ class _BodyAnalysis:
         if limit is None or limit == (0, 1) or not is_static(eqn):
             return
         result = eqn.outvars[0]
+        axis = packed_order(eqn, self._producer, self.result.fact)
+        if axis is not None:
+            last = result.aval.shape[axis] - 1
+            self.result._facts[result] = integer(result.aval, 0, max(last, 0), permutation=axis)
+            return
         if eqn.primitive is primitive("mul_p"):
             better = self.guards.masked(eqn)
         else:

@@ -15,7 +15,8 @@ from ..compat import jaxprs
 from ..compat.bodies import Role
 from ..compat.primitives import primitive
 from ..compat.source import call_stack
-from .graph import Dataflow, Scope
+from .dataflow import Dataflow
+from .graph import Scope
 from .value_walk import Place, backward
 
 _MAKERS = "dot_general_p ragged_dot_general_p conv_general_dilated_p scatter_add_p"

@@ -98,13 +98,11 @@ def find_widened(scope: Scope, index: int) -> Widened | None:
 
     A group of conversions that are joined is found at the first of them only.
     """
-    if not _may_be_cut(scope, scope.eqns[index].outvars[0]):
-        return None
     found = _Search(scope).run(index)
     return found if found is not None and min(found.sources) == index else None
 
 
-def _may_be_cut(scope: Scope, var: Var) -> bool:
+def may_be_cut(scope: Scope, var: Var) -> bool:
     """Whether what moves a value's elements cuts them, or may by a call or a join with others."""
     waiting, seen = [var], 0
     eqns, may_move, whole = scope.eqns, _moves_or_calls(), _keep_whole()

@@ -9,8 +9,9 @@ from typing import Any
 
 from ..compat.jaxprs import Atom, Eqn, Var
 from ..lowering.cost.measurement import Measurement as Measurement
+from ..matchers.dataflow import Dataflow
 from ..matchers.demand import Demand
-from ..matchers.graph import Dataflow, Scope, Value
+from ..matchers.graph import Scope, Value
 from ..matchers.pattern import Mismatch
 from .frozen import Request
 from .suggestion import Suggestion

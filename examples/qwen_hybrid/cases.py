@@ -6,6 +6,9 @@ lowered for a mesh of eight devices.
 
     tiny, real                 forward and backward over the micro-batches: loss and gradients
     tiny_update, real_update   clip and AdamW
+    layers[KIND]               one layer of the real size by itself, forward and backward: "delta"
+                               or "attention"
+    parts[NAME]                pieces of it on one device: "choice" of experts, "inverse"
     plain[NAME]                `real`, or another size of `VARIANTS`
     twins[NAME-FORM]           with one thing done by hand; the forms are those of by_hand/
     wrong[NAME]                with a mistake in it
@@ -15,6 +18,7 @@ lowered for a mesh of eight devices.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,12 +27,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 import relower
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Wherever this is loaded from.
 
-from qwen_hybrid import by_hand, trainer
+from qwen_hybrid import by_hand, model, trainer
 from qwen_hybrid.by_hand import frozen, mistakes
 from qwen_hybrid.config import MESH, REAL, TINY, Config
 
@@ -92,17 +98,78 @@ def real_update() -> Any:
     return update(REAL)
 
 
+def layers() -> dict[str, Any]:
+    """One layer of each kind at the real size, as the blocks run it."""
+    return {kind: one_layer(REAL, kind) for kind in ("delta", "attention")}
+
+
+def one_layer(config: Config, kind: str) -> Any:
+    """A layer's results and the gradients of its input and parameters, for one micro-batch."""
+    tokens, frame = PartitionSpec(("fsdp", "expert"), "context"), (config.batch, config.sequence)
+
+    def on_device(params: Any, x: jax.Array, mask: jax.Array, cotangent: jax.Array) -> Any:
+        run = model.rematerialised(mask, config, kind)
+        (y, loss), back = jax.vjp(run, x, params)
+        dx, grads = back((cotangent, jnp.ones_like(loss)))
+        return y, lax.psum(loss, tuple(MESH)), dx, grads
+
+    def build(mesh: Any) -> tuple[Any, Any]:
+        def array(shape: tuple[int, ...], dtype: Any, spec: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+        shapes = model.layer_shapes(config, kind)
+        params = {n: jax.ShapeDtypeStruct(shape, jnp.float32) for n, shape in shapes.items()}
+        specs = model.param_specs(params)
+        params = {n: array(p.shape, p.dtype, specs[n]) for n, p in params.items()}
+        x = array((*frame, config.hidden), config.dtype, tokens)
+        mask = array(frame, jnp.bool, tokens)
+        fn = jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=(specs, tokens, tokens, tokens),
+            out_specs=(tokens, PartitionSpec(), tokens, specs),
+            check_vma=False,
+        )
+        return jax.jit(fn), (params, x, mask, x)
+
+    return relower.case(build, mesh=MESH)
+
+
+def parts() -> dict[str, Any]:
+    """What one device computes in a layer of the real size, in pieces that can be profiled whole.
+
+    ``choice``: the experts of its tokens, and the order that brings their rows together;
+    ``inverse``: the triangular inverses of its heads' chunks.
+    """
+    c, tokens = REAL, REAL.batch * REAL.sequence // math.prod(MESH.values())
+
+    def choice(scores: jax.Array) -> tuple[jax.Array, ...]:
+        weights, ids = c.ops.top_k(scores, c.experts_per_token)
+        return weights, *c.ops.sort_by_group(ids.reshape(-1), c.experts)
+
+    def inverse(a: jax.Array) -> jax.Array:
+        return c.ops.triangular_inverse(jnp.tril(a, -1))
+
+    heads = c.value_heads // MESH["context"]
+    chunks = (c.batch // (MESH["fsdp"] * MESH["expert"]), heads, c.sequence // c.delta_chunk)
+    systems = (*chunks, c.delta_chunk, c.delta_chunk)
+    return {
+        "choice": relower.case(choice, jax.ShapeDtypeStruct((tokens, c.experts), jnp.float32)),
+        "inverse": relower.case(inverse, jax.ShapeDtypeStruct(systems, jnp.float32)),
+    }
+
+
 def plain() -> dict[str, Any]:
     """Each of `VARIANTS`."""
     return {name: forward_backward(config) for name, config in VARIANTS.items()}
 
 
 def twins() -> dict[str, Any]:
-    """Each of `VARIANTS` with one thing done by hand, as in ``real-sorts``."""
+    """Each of `VARIANTS` with one thing done by hand, as in ``real-sorts``, or all of them."""
     return {
         f"{variant}-{name}": twin(config, name)
         for variant, config in VARIANTS.items()
-        for name in (*by_hand.FORMS, "frozen")
+        for name in (*by_hand.FORMS, "frozen", "all")
     }
 
 
@@ -163,7 +230,7 @@ def whole_step(config: Config) -> Any:
 
 
 def twin(config: Config, name: str) -> Any:
-    """Forward and backward with one thing done by hand."""
-    if name == "frozen":
-        return forward_backward(config, frozen.make_forward_backward)
-    return forward_backward(by_hand.by_hand(config, name))
+    """Forward and backward with one thing done by hand, or "all"."""
+    forms = by_hand.FORMS if name == "all" else [name] if name in by_hand.FORMS else []
+    make = frozen.make_forward_backward if name in ("frozen", "all") else None
+    return forward_backward(by_hand.by_hand(config, *forms), make)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -109,6 +110,14 @@ def layer(
     return x + y, loss
 
 
+def rematerialised(mask: jax.Array, config: Config, kind: str) -> Callable[..., Any]:
+    """`layer` as a function of ``x`` and ``params``, its backward pass finding what is saved."""
+    one = partial(layer, mask=mask, config=config, kind=kind)
+    if config.saved is None:
+        return one
+    return jax.checkpoint(one, policy=jax.checkpoint_policies.save_only_these_names(*config.saved))
+
+
 def loss_fn(params: Params, batch: Batch, config: Config) -> jax.Array:
     """This device's part of the mean cross-entropy of the targets, in nats, plus the balance's.
 
@@ -119,16 +128,10 @@ def loss_fn(params: Params, batch: Batch, config: Config) -> jax.Array:
     """
     c, mask = config, batch["mask"]
 
-    def rematerialised(kind: str) -> Any:
-        one = partial(layer, mask=mask, config=c, kind=kind)
-        if c.saved is None:
-            return one
-        return jax.checkpoint(one, policy=jax.checkpoint_policies.save_only_these_names(*c.saved))
-
     def block(x: jax.Array, params: tuple[Params, Params]) -> tuple[jax.Array, jax.Array]:
         delta, full = params
-        x, losses = lax.scan(rematerialised("delta"), x, delta)
-        x, loss = rematerialised("attention")(x, full)
+        x, losses = lax.scan(rematerialised(mask, c, "delta"), x, delta)
+        x, loss = rematerialised(mask, c, "attention")(x, full)
         return x, jnp.sum(losses) + loss
 
     x = gathered(params["embedding"], c.dtype)[batch["tokens"]]

@@ -10,7 +10,7 @@ from typing import Any
 from ...compat import jaxprs
 from ...compat.jaxprs import Atom, Body, Eqn, Var
 from ...lowering.cost.measurement import ONE_WAY
-from ...matchers.graph import Dataflow
+from ...matchers.dataflow import Dataflow
 from ...passes.base import Accepted, Match, Pass, Replacement, Site, Whole
 from ...passes.engine.fragments import Cut, Region, Uncut, cut
 from ...passes.frozen import Request

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ..render import plural
+from ...lowering.words import plural
 
 
 class Verdict(Enum):

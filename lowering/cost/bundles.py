@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_TOTAL = re.compile(r"total scheduled bundles:\s*(\d+)")
+_TOTAL = re.compile(r"total scheduled bundles:\s*(\d+)(?=\s)")
 _NAME = re.compile(r"%([\w.\-]+) = ")
 _FILE = re.compile(r"^\d+-(?P<name>.+?)-\d+-schedule-analysis_final_bundles\.txt$")
 
@@ -24,11 +24,14 @@ def flags(folder: Path) -> list[str]:
 
 
 def read_bundles(folder: Path) -> dict[str, int]:
-    """Bundles by instruction name."""
+    """Bundles by instruction name, from the files that are whole."""
     found = {}
     for path in sorted(folder.glob("*schedule-analysis_final_bundles.txt")):
         match = _FILE.match(path.name)
-        text = path.read_text(errors="replace")
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:
+            continue
         total = _TOTAL.search(text)
         if match is None or total is None or match["name"].startswith(("<", "TLP")):
             continue  # the program around the instructions

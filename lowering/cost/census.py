@@ -13,7 +13,7 @@ from .model import Collective
 from .trips import trip_count
 
 _NOT_COUNTED = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"}
-_COLLECTIVES = (
+COLLECTIVES = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
     "collective-permute", "collective-broadcast",
 )  # fmt: skip
@@ -49,7 +49,7 @@ def collectives(module: HloModule, chip: Chip) -> tuple[Collective, ...]:
     for where, times in _reached(module, module.entry, 1, set()):
         for op in where.instructions.values():
             kind = op.opcode.removesuffix("-start")
-            if kind in _COLLECTIVES:
+            if kind in COLLECTIVES:
                 number[kind] += times
                 moved[kind] += times * _sent(kind, where, op)
     return tuple(

@@ -24,7 +24,7 @@ _CALLED = re.compile(
     r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
 )
 _SEVERAL = re.compile(r"\b(branch_computations|called_computations|calls)=\{([^}]*)\}")
-_METADATA = re.compile(r'metadata=\{((?:[^{}"]|"(?:[^"\\]|\\.)*")*)\}')
+_METADATA = re.compile(r'\bmetadata=\{((?:[^{}"]|"(?:[^"\\]|\\.)*")*)\}')
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s}]+)')
 _ATTRIBUTE = re.compile(
     r'\b(\w+)=("(?:[^"\\]|\\.)*"|\{(?:[^{}]|\{[^{}]*\})*\}|\[[\d,]*\]<=\[[\d,]*\]'

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..compile import Compiled, CompileFailed, StagedModule, compile_staged
 from ..process import Limits
+from ..words import agreeing, plural
 from . import bundles as final_bundles
 from . import profile
 from .cache import Answer, CostCache, key_of
-from .census import collectives, counts
+from .census import COLLECTIVES, collectives, counts
 from .chip import chip_of
 from .estimate import Figures, op_costs, unknown_loops
 from .hlo import HloModule, read_hlo
@@ -73,8 +75,11 @@ def climb(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
                 lasting = error.kind == "rejected"
                 return Answer(None, None, failure=error, lasting=lasting)
             failures.append(error)
-        notes = (f"no profile of the whole program: {failures[0].cause}",)
-        salvaged = profile.read_profiles(profiles)
+        salvaged, broken = profile.read_profiles(profiles)
+        notes = [f"no profile of the whole program: {failures[0].cause}"]
+        if broken:
+            which = f"{plural(broken, 'file')} of the analysis {agreeing(broken, 'is', 'are')}"
+            notes.append(f"{which} cut short: left out")
         compiled_plain, failure = _plain(staged, dump, limits, failures)
         counted = final_bundles.read_bundles(dump)
         figures = Figures(_rung(salvaged, counted), salvaged, counted)
@@ -82,7 +87,7 @@ def climb(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
         return Answer(
             compiled_plain,
             figures if failure is None else None,
-            notes,
+            tuple(notes),
             failure,
             limits if limited else None,
             lasting=not any(f.killed for f in failures),
@@ -150,14 +155,17 @@ def _left_out(module: HloModule, ops: tuple[OpCost, ...]) -> list[str]:
     loops = unknown_loops(module)
     if loops:
         found.append(
-            f"{len(loops)} of the program's loops run an unknown number of times "
+            f"{len(loops)} of the program's loops {agreeing(len(loops), 'runs', 'run')} an unknown "
+            f"number of times "
             f"({', '.join(loops[:3])}{', …' if len(loops) > 3 else ''}): left out of totals"
         )
     if any(op.times == 0 for op in ops):
         found.append("of a conditional's branches the costliest is counted")
     sparse = [op for op in ops if op.sparse]
     if sparse:
-        found.append(f"{len(sparse)} calls of the SparseCore have no cycles on any rung")
+        calls = plural(len(sparse), "call")
+        have = agreeing(len(sparse), "has", "have")
+        found.append(f"{calls} of the SparseCore {have} no cycles on any rung")
     aside = [
         op
         for op in ops
@@ -166,7 +174,24 @@ def _left_out(module: HloModule, ops: tuple[OpCost, ...]) -> list[str]:
     if aside:
         moved = sum(op.hbm_bytes * (1 if op.times is None else op.times) for op in aside)
         found.append(
-            f"{len(aside)} copies and collectives that run beside other instructions have no "
-            f"cycles ({moved:,} HBM bytes)"
+            f"{_named(aside)} that {agreeing(len(aside), 'runs', 'run')} beside other instructions "
+            f"{agreeing(len(aside), 'has', 'have')} no cycles ({plural(moved, 'HBM byte')})"
         )
     return found
+
+
+def _named(aside: Sequence[OpCost]) -> str:
+    """``2 copies and 1 collective``."""
+    copies = sum(op.kind.startswith("copy") for op in aside)
+    together = sum(op.kind.removesuffix("-start") in COLLECTIVES for op in aside)
+    rest = len(aside) - copies - together
+    parts = [
+        plural(count, one, many)
+        for count, one, many in (
+            (copies, "copy", "copies"),
+            (together, "collective", "collectives"),
+            (rest, "other operation", "other operations"),
+        )
+        if count
+    ]
+    return ", ".join(parts[:-1]) + " and " + parts[-1] if parts[:-1] else parts[0]

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..words import agreeing, plural
+
 ONE_WAY = "rewrite"
 """What the way of a pass that knows one only is called, and the one that was taken unasked."""
 
@@ -78,7 +80,8 @@ class SiteSum:
         """One line for people."""
         line = (
             f"the rewritten sites alone: {self.before:,.0f} → {self.after:,.0f} cycles in one run, "
-            f"rung fragment; {self.summed} of {self.sites} sites have a figure"
+            f"rung fragment; {self.summed} of {plural(self.sites, 'site')} "
+            f"{agreeing(self.summed, 'has', 'have')} a figure"
         )
         rest = "; ".join(f"{count} without: {why}" for why, count in self.missing.items())
         return f"{line} ({rest})" if rest else line

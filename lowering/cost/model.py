@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ..words import plural
 from .chip import Chip
 
 Rung = Literal["profile", "salvaged", "fragment", "bundles", "counts"]
@@ -114,7 +115,7 @@ class Total:
     @property
     def coverage(self) -> str:
         """As in ``12 of 14 operations, 93 % of HBM bytes``, and of FLOPs where there are any."""
-        parts = [f"{self.ops:,} of {self.ops_of:,} operations"]
+        parts = [f"{self.ops:,} of {plural(self.ops_of, 'operation')}"]
         for name, have, of in (
             ("HBM bytes", self.bytes, self.bytes_of),
             ("FLOPs", self.flops, self.flops_of),

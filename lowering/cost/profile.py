@@ -15,7 +15,8 @@ NOT_AVAILABLE = 2**63 - 1
 """What the compiler writes where it has no figure; so it does with 0 and negative numbers."""
 
 _NAME = re.compile(r'hlo_op_name:\s*"((?:[^"\\]|\\.)*)"')
-_CYCLES = re.compile(r"estimated_cycles:\s*(-?\d+)")
+_CYCLES = re.compile(r"estimated_cycles:\s*(-?\d+)(?=[\s}])")
+"""A number that ends where its file does may be the half of one."""
 
 
 def flag(folder: Path) -> str:
@@ -47,14 +48,28 @@ def _entry(config: Mapping[str, Any], name: str) -> int | None:
     return available(found.get("estimated_cycles")) if isinstance(found, dict) else None
 
 
-def read_profiles(folder: Path) -> dict[str, int]:
-    """Cycles by instruction from the files that an analysis wrote before it ended."""
+def read_profiles(folder: Path) -> tuple[dict[str, int], int]:
+    """What an analysis wrote before it ended, where that isn't the analysis' own end.
+
+    Returns:
+        Cycles by instruction, and how many of the files hold nothing whole: they were cut short,
+        hold something else, or can't be read.
+    """
     found = {}
+    broken = 0
     for path in sorted(folder.glob("*.textproto")):
-        text = path.read_text(errors="replace")
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:
+            text = ""
+        whole = False
         for estimate in text.split("hlo_op_estimate")[1:]:
             name, cycles = _NAME.search(estimate), _CYCLES.search(estimate)
-            figure = available(cycles[1]) if cycles else None
-            if name is not None and figure is not None:
+            if name is None or cycles is None:
+                continue
+            whole = True
+            figure = available(cycles[1])
+            if figure is not None:
                 found[name[1]] = figure
-    return found
+        broken += not whole
+    return found, broken

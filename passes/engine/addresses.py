@@ -17,7 +17,8 @@ from ...compat import bodies as compat_bodies
 from ...compat import jaxprs
 from ...compat.jaxprs import Atom, Body, Eqn, Var
 from ...compat.source import name_stack, source_place
-from ...matchers.graph import Dataflow, Scope, step_name
+from ...matchers.dataflow import Dataflow
+from ...matchers.graph import Scope, step_name
 from ..base import Accepted, Pass
 from ..disable import Disabled
 

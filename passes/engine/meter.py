@@ -22,6 +22,7 @@ from ...lowering.errors import InputError
 from ...lowering.fragment import stage_fragment
 from ...lowering.process import Limits
 from ...lowering.targets import DEFAULT_TARGET
+from ...lowering.words import agreeing, plural
 from ..base import Match, Measured, Measurement, Pass, Reason, Replacement, Site
 from ..report import Report
 from .fragments import Cut, Region, Uncut, cut
@@ -252,10 +253,12 @@ class Meter:
         without = sum(m.why is not None for m in found)
         if found:
             how = "decided by" if self.asked.decide else "measured in"
-            rest = "by rule of thumb" if self.asked.decide else "were not"
+            rest = agreeing(without, "was not", "were not")
+            rest = "by rule of thumb" if self.asked.decide else rest
+            measured = len(found) - without
             notes.append(
-                f"{len(found) - without} sites were {how} estimated cycles on {self.target}, "
-                f"{without} {rest}; {self.compiled} fragments"
+                f"{plural(measured, 'site')} {agreeing(measured, 'was', 'were')} {how} estimated "
+                f"cycles on {self.target}, {without} {rest}; {plural(self.compiled, 'fragment')}"
             )
         return notes
 

@@ -20,6 +20,7 @@ from ...compat.bodies import Entered, Flow, Role
 from ...compat.jaxprs import Atom, Body, Eqn, Var
 from ...compat.mesh_types import told_apart
 from ..base import Accepted, Reason, SiteDeclined
+from .check import check_rewritten
 
 _MAX_ROUNDS = 8
 
@@ -105,12 +106,15 @@ class Retyper:
     def _bind(self, eqn: Eqn, outs: Sequence[Any], renamed: dict[Var, Atom]) -> Eqn:
         outvars: list[Var] = []
         for var, aval in zip(eqn.outvars, outs, strict=True):
-            if aval == var.aval or jaxprs.is_dropped(var):
+            if aval == var.aval:
                 outvars.append(var)
                 continue
             if not vma.differs_only_in_varying(var.aval, aval):
                 raise _decline(f"{aval.str_short()} from {eqn.primitive.name}",
                                f"{var.aval.str_short()} but for varying axes")  # fmt: skip
+            if jaxprs.is_dropped(var):
+                outvars.append(jaxprs.dropped(aval))
+                continue
             fresh = jaxprs.new_var(aval)
             renamed[var] = fresh
             self.mark(fresh)
@@ -196,9 +200,9 @@ def retype_body(
     for eqn in jaxpr.eqns:
         eqns.extend(retyper.equation(jaxprs.substitute(eqn, renamed), renamed))
     outvars = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in jaxpr.outvars]
-    return jaxprs.rebuild(body, eqns=eqns, outvars=outvars, invars=invars), [
-        a.aval for a in outvars
-    ]
+    typed = jaxprs.rebuild(body, eqns=eqns, outvars=outvars, invars=invars)
+    check_rewritten(typed, body, retyped=True)
+    return typed, [a.aval for a in outvars]
 
 
 def _check_spec(spec: Any, gained: frozenset[str]) -> None:

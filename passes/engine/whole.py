@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...compat.jaxprs import Body
-from ...matchers.graph import Dataflow
+from ...matchers.dataflow import Dataflow
 from ..base import FrozenLeaf, Match, Pass, Site, Status, Whole
 from ..frozen import Request
 from .check import check_rewritten

@@ -1,12 +1,18 @@
 """``relower cost``: exit codes and reports, on costs that are made rather than compiled."""
 
 import importlib.util
+import io
+import re
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from relower.cli import cost as command
 from relower.cli.main import main
+from relower.lowering import compile as compiling
 from relower.lowering.compile import Compiled, StagedModule
 from relower.lowering.cost.estimate import Figures
 from relower.lowering.cost.ladder import build_cost
@@ -79,6 +85,21 @@ def test_a_regression_is_marked_and_exits_with_1(costs, capfd):
     assert "B costs more: " in out
 
 
+def test_regressions_are_red_on_a_terminal_and_on_the_page(costs, monkeypatch, tmp_path):
+    costs(a=made(FULL), b=made({**FULL, "dynamic_update_slice.3": 500}))
+    out = io.StringIO()
+    terminal = Console(file=out, width=80, force_terminal=True, color_system="standard")
+    monkeypatch.setattr(command, "console", lambda: terminal)
+    assert main(["cost", "x.py:a", "x.py:b", "--html", str(tmp_path / "a.html")]) == 1
+    shown = out.getvalue()
+    assert "\x1b[1;31m-2,800 REGRESSION" in shown
+    assert "\x1b[1;31mB costs more: " in shown
+    assert max(len(re.sub(r"\x1b\[[\d;]*m", "", line)) for line in shown.splitlines()) <= 80
+    page = (tmp_path / "a.html").read_text()
+    assert '<span class="worse">-2,800 REGRESSION</span>' in page
+    assert '<span class="verdict broken">more</span>' in page
+
+
 def sites(*sources):
     site = {"pass": "packed", "status": "applied", "calls": 1}
     return {"sites": [{**site, "source": source, "lines": [source]} for source in sources]}
@@ -95,7 +116,7 @@ def test_a_program_against_itself_rewritten(costs, capfd, monkeypatch, parsed, t
     out = capfd.readouterr().out
     assert "B costs no more" in out
     assert f"{saving:,.0f}" in out.split("by rewrite")[1].splitlines()[1]
-    assert "100% of the change is at the rewrites' places" in out
+    assert "100 % of the change is at the rewrites' places" in out
     assert "nothing is left there" in out
     page = html.read_text()
     assert page.startswith("<!doctype html>")
@@ -117,7 +138,7 @@ def test_where_the_whole_has_no_cycles_the_sites_are_summed(costs, capfd, monkey
     assert main(["cost", "x.py:a", "--passes-b", "packed"]) == 2
     out = " ".join(capfd.readouterr().out.split())
     assert "the rewritten sites alone: 300 → 120 cycles in one run, rung fragment" in out
-    assert "1 of 2 sites have a figure (1 without: it stands in a kernel's body)" in out
+    assert "1 of 2 sites has a figure (1 without: it stands in a kernel's body)" in out
     assert main(["cost", "x.py:a", "--passes-b", "packed", "--json"]) == 2
     found = parsed("cost_comparison", capfd.readouterr().out)
     assert found["rewrites"] is None
@@ -171,6 +192,59 @@ def test_bad_input_is_one_line(folder, capfd, arguments, said):
     assert out == ""
     assert said in err
     assert err.count("\n") == 1
+
+
+HANGS = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("half of its noise", flush=True)
+if os.fork() == 0:
+    os.setsid()
+with open(os.environ["PIDS"], "a") as pids:
+    pids.write(f"{os.getpid()}\\n")
+pathlib.Path(sys.argv[1], "hlo.txt").write_text("HloModule half")
+pathlib.Path(sys.argv[1], "answer.part").write_text("{")
+time.sleep(600)
+"""
+
+
+def alive(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_over_the_limit_nothing_is_left(folder, capfd, monkeypatch):
+    """Neither a process nor half a file, of a compiler that hangs, forks and ignores SIGTERM."""
+    pids, temporary, cache = (folder / name for name in ("pids", "temporary", "cache"))
+    temporary.mkdir()
+    monkeypatch.setenv("PIDS", str(pids))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("RELOWER_CACHE", str(cache))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(command, "run", _staged)
+    monkeypatch.setattr(
+        compiling, "child_command", lambda place: [sys.executable, "-c", HANGS, place]
+    )
+    said = "cases.py:add: the TPU compiler was stopped after 1 s; raise the limit\n"
+    for _ in range(2):  # that it was stopped is kept whole, for limits no larger
+        assert main(["cost", "cases.py:add", "--limit", "1", "--html", "page.html"]) == 2
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err.endswith(said)
+        assert err.count("\n") == 1
+        started = [int(pid) for pid in pids.read_text().split()]
+        assert len(started) == 4  # with the analysis and without, each with one that it forked
+        assert not any(map(alive, started))
+        assert list(temporary.iterdir()) == []
+        assert not (folder / "page.html").exists()
+        assert [path.name[-8:] for path in (cache / "cost").iterdir()] == [".json.gz"]
+
+
+def _staged(job, timeout=None):
+    StagedModule(b"ML", {}, "TPU7x:2x2x1", job.spec).save(job.output)
 
 
 @pytest.mark.skipif(

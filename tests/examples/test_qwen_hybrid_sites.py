@@ -5,7 +5,7 @@ A pass that stops to see its pattern in realistic code says nothing by itself: t
 
 import tomllib
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,16 @@ def test_each_pass_finds_its_sites(report, name, count):
     assert report.counts().get(name) == count, str(report)
 
 
+def test_a_layer_by_itself_has_the_sites_of_the_model(report):
+    """What is compiled and budgeted as a layer is what the blocks run."""
+    found = Counter()
+    for case in cases.layers().values():
+        fn, args, _ = case.built(trainer.make_mesh())
+        frozen = relower.Frozen(trainer.FROZEN, grads=lambda out: out[3])
+        found += Counter(relower.explain(fn, *args, contract="rounding", frozen=frozen).counts())
+    assert found == report.counts()
+
+
 def test_the_gathers_of_a_layer_go_together(report):
     assert report.counts()["packed_all_gather"] >= KINDS * FORWARD_AND_RECOMPUTED * 2
 
@@ -70,14 +80,29 @@ def test_no_routing_pattern_is_left(report):
 
 def test_nine_pass_sets_in_five_programs():
     matrix = load_matrix(GATE)
-    same = [c for c in matrix.cells if c.identical]
+    cells = [c for c in matrix.cells if c.program != "together"]
+    same = [c for c in cells if c.identical]
     assert Counter(c.program for c in same) == dict.fromkeys((*cases.VARIANTS, "update"), 9)
     assert {c.node.pass_set for c in same} == {*by_hand.FORMS, "frozen"}
-    assert sum(not c.identical for c in matrix.cells) == 14
+    assert sum(not c.identical for c in cells) == 14
     for cell in same:  # each against the twin of its own name
         assert cell.other.variant == ("plain" if cell.program == "update" else cell.node.pass_set)
-    programs = tomllib.loads(GATE.read_text())["program"]
+    *programs, together = tomllib.loads(GATE.read_text())["program"]
     assert all(p["passes"] == programs[0]["passes"] for p in programs)
+    alone = [name for p in programs[0]["passes"].values() for name in p["names"]]
+    assert sorted(together["passes"]["nine"]["names"]) == sorted(alone)
+
+
+def test_all_that_is_by_hand_goes_together():
+    """The twin of the nine sets has every form, and nothing of the plain model's."""
+    whole, control = (c for c in load_matrix(GATE).cells if c.program == "together")
+    assert whole.identical
+    assert whole.other.spec.endswith("twins[real-all]")
+    assert not control.identical
+    assert control.node.choice.contract == "rounding"
+    ops = by_hand.by_hand(REAL, *by_hand.FORMS).ops
+    changed = {f.name for f in fields(ops) if getattr(ops, f.name) != getattr(REAL.ops, f.name)}
+    assert changed == {f.name for f in fields(ops)} - {"activated"}  # SwiGLU has no twin
 
 
 def test_the_numbers_have_a_cell_that_agrees_and_a_control():

@@ -114,3 +114,26 @@ def test_the_compiler_writes_no_logs_unless_asked(monkeypatch):
     assert child_environment([])["TPU_LOG_DIR"] == "disabled"
     monkeypatch.setenv("TPU_LOG_DIR", "/logs")
     assert child_environment([])["TPU_LOG_DIR"] == "/logs"
+
+
+@pytest.mark.parametrize(("mesh", "partitions"), [({"data": 4}, 4), (None, 1)])
+def test_a_program_is_compiled_for_its_mesh_though_no_argument_is_sharded(mesh, partitions):
+    """Jax takes it for one of a single device: the mesh that it is lowered under has none."""
+    import jax
+    from jax.sharding import PartitionSpec as P
+
+    from relower.lowering.case import Case
+    from relower.lowering.compile import stage_module
+
+    def build(mesh):
+        names = mesh.axis_names
+
+        def summed(x):
+            return jax.lax.psum(x, names)
+
+        fn = jax.shard_map(summed, mesh=mesh, in_specs=P(names), out_specs=P())
+        return fn, (jax.ShapeDtypeStruct((8,), "float32"),)
+
+    assert stage_module(Case(build=build, mesh=mesh), "TPU7x:2x2x1").settings[
+        "partitions"
+    ] == partitions  # fmt: skip

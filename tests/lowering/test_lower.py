@@ -13,7 +13,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding, PartitionSpec
 
-from relower import optimize
+from relower import cost, optimize
 from relower.lowering import LEVELS, InputError, case, load_case, lower
 from relower.lowering.change import Verdict
 from relower.lowering.diff import diff
@@ -409,6 +409,49 @@ def test_an_argument_spread_over_host_devices_is_refused():
     x = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, PartitionSpec("data")))
     with pytest.raises(InputError, match="sharded over devices of the host"):
         lower(lambda x: x, x)
+
+
+AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+
+
+def on_own_mesh(types):
+    """A function that closes over a mesh of the host's devices, as scripts make at their top."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(types,))
+    spec = PartitionSpec("data")
+    return jax.shard_map(
+        lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=spec, out_specs=PartitionSpec()
+    )
+
+
+@pytest.mark.parametrize("types", [AUTO, EXPLICIT])
+@pytest.mark.parametrize("entry", [lower, cost])
+def test_a_mesh_of_its_own_is_named_with_what_to_do(types, entry, monkeypatch):
+    """Nothing is compiled."""
+    monkeypatch.setattr("relower.lowering.cost.ladder.compile_staged", pytest.fail)
+    fn = on_own_mesh(types)
+    with pytest.raises(InputError) as caught:
+        entry(lambda x: fn(x), jnp.ones(64))
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "it holds a mesh of this host's devices (data=8), where the target's was wanted" in said
+    assert said.endswith("as in relower.case(build, mesh={'data': 8})")
+    with pytest.raises(InputError, match=r"wanted: build the function on the mesh that build"):
+        entry(case(lambda _: (fn, (jnp.ones(64),)), mesh={"data": 8}))
+
+
+def test_a_mesh_of_its_own_that_the_target_can_hold_is_in_the_stamp():
+    """jax lowers such a function as it is: for as many devices as its mesh has."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AUTO,))
+    spread = NamedSharding(mesh, PartitionSpec("data"))
+
+    def fn(x):
+        return jax.lax.with_sharding_constraint(x * 2, spread).sum()
+
+    assert lower(fn, jnp.ones(64), levels=["exact"]).stamp.fields["mesh"] == "8, the function's own"
+    with pytest.raises(
+        InputError, match=r"a mesh of its own, of 8 devices, and target TPU7x:1x1x1"
+    ):
+        lower(fn, jnp.ones(64), target="TPU7x:1x1x1")
 
 
 def print_inside(x):

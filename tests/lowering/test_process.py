@@ -56,6 +56,32 @@ def test_one_that_hangs_is_ended_with_what_it_started(tmp_path):
     assert gone(int((tmp_path / "out").read_text()))
 
 
+DEAF = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def own_session():
+    os.setsid()
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+if os.fork() == 0:
+    own_session()
+if os.fork() == 0:  # its child's parent is gone before the limit is reached
+    if os.fork() == 0:
+        own_session()
+    time.sleep(0.5)
+    os._exit(0)
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_none_that_left_the_group_lost_its_parent_or_ignores_sigterm_is_left(tmp_path):
+    assert run(tmp_path, DEAF, seconds=1.5).why == "time"
+    pids = [int(line) for line in (tmp_path / "out").read_text().split()]
+    assert len(pids) == 3
+    assert all(map(gone, pids))
+
+
 def test_what_a_command_leaves_behind_is_ended(tmp_path):
     assert run(tmp_path, FAMILY.format("")).why == "exit"
     assert gone(int((tmp_path / "out").read_text()))

@@ -8,9 +8,9 @@ from jax import lax
 
 from relower.compat import jaxprs, tracing
 from relower.matchers.argsort import find_argsort, sort_primitive
+from relower.matchers.dataflow import Dataflow
 from relower.matchers.fact import UNKNOWN
 from relower.matchers.facts import Analysis
-from relower.matchers.graph import Dataflow
 from relower.matchers.pattern import Mismatch
 
 N = 12

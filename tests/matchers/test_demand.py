@@ -7,10 +7,10 @@ import pytest
 from jax import lax
 
 from relower.compat import jaxprs
+from relower.matchers.dataflow import Dataflow
 from relower.matchers.demand import Cut, Demands
 from relower.matchers.fact import UNKNOWN
 from relower.matchers.facts import Analysis
-from relower.matchers.graph import Dataflow
 from relower.matchers.value_walk import Walker, backward
 from relower.matchers.weight_gradient import Parameters, transposed_makers
 

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from relower.compat import jaxprs, tracing
+from relower.matchers.dataflow import Dataflow
 from relower.matchers.fact import UNKNOWN
 from relower.matchers.facts import Analysis
-from relower.matchers.graph import OUTPUT, Dataflow
+from relower.matchers.graph import OUTPUT
 
 X = jax.ShapeDtypeStruct((4,), jnp.float32)
 

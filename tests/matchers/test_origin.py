@@ -6,9 +6,9 @@ import pytest
 from jax import lax
 
 from relower.compat import jaxprs
+from relower.matchers.dataflow import Dataflow
 from relower.matchers.fact import UNKNOWN
 from relower.matchers.facts import Analysis
-from relower.matchers.graph import Dataflow
 from relower.matchers.inverse import came_by_loop, find_inverse, find_inverse_elsewhere
 from relower.matchers.origin import origin, reach
 from relower.passes.optimize import _trace

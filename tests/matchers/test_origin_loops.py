@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from relower.matchers.dataflow import Dataflow
 from relower.matchers.fact import UNKNOWN
 from relower.matchers.facts import Analysis
-from relower.matchers.graph import Dataflow
 from relower.matchers.grouped import find_grouped
 from relower.matchers.origin import origin
 

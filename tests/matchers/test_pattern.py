@@ -8,9 +8,9 @@ from jax import lax
 
 from relower.compat import jaxprs, tracing
 from relower.compat.primitives import primitive
+from relower.matchers.dataflow import Dataflow
 from relower.matchers.fact import UNKNOWN
 from relower.matchers.facts import Analysis
-from relower.matchers.graph import Dataflow
 from relower.matchers.pattern import Bind, Constant, Mismatch, OneOf, Op, Where, commuted
 
 X = jax.ShapeDtypeStruct((4,), jnp.float32)

@@ -7,9 +7,9 @@ from jax import lax
 
 from relower.compat import jaxprs
 from relower.matchers.assume_range import assume_range
+from relower.matchers.dataflow import Dataflow
 from relower.matchers.fact import UNKNOWN
 from relower.matchers.facts import Analysis
-from relower.matchers.graph import Dataflow
 from relower.matchers.window import key_window
 
 X = jnp.zeros(8, jnp.int32)

@@ -15,8 +15,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import relower
-from relower.passes import optimize as optimize_module
 from relower.passes.engine.rewrite import MAX_ROUNDS, rewrite
+from relower.passes.engine.wrap import MAX_CACHED
 
 F32 = jnp.float32
 
@@ -657,11 +657,11 @@ class TestCache:
 
     def test_cache_is_bounded(self):
         ours = relower.optimize(lambda x, i: x + i)
-        for i in range(optimize_module.MAX_CACHED + 10):
+        for i in range(MAX_CACHED + 10):
             ours(jnp.float32(0), i)
         cells = [c.cell_contents for c in ours.__closure__ if isinstance(c.cell_contents, dict)]
         assert cells
-        assert all(len(c) <= optimize_module.MAX_CACHED for c in cells)
+        assert all(len(c) <= MAX_CACHED for c in cells)
 
 
 class TestTermination:

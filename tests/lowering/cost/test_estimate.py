@@ -171,7 +171,7 @@ def test_files_of_an_analysis_that_was_cut_short(tmp_path):
     (tmp_path / "a.textproto").write_text(entry.format("sort.8", 6873))
     (tmp_path / "b.textproto").write_text(entry.format("x", 2**63 - 1) + entry.format("y", 5))
     (tmp_path / "c.textproto").write_text('hlo_op_estimate {\n  hlo_op_name: "cut')
-    assert read_profiles(tmp_path) == {"sort.8": 6873, "y": 5}
+    assert read_profiles(tmp_path) == ({"sort.8": 6873, "y": 5}, 1)
 
 
 def test_counts(module, sparse_text):

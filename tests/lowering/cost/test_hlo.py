@@ -52,6 +52,11 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 """
     module = read_hlo(text)
     assert module.source(module.entry.root) == "/u/m.py:4"
+    # A Mosaic kernel has another field in front, whose name ends alike.
+    kernel = text.replace("metadata=", "frontend_attributes={kernel_metadata={}}, metadata=")
+    module = read_hlo(kernel)
+    assert module.source(module.entry.root) == "/u/m.py:4"
+    assert module.entry.root.metadata["op_name"] == "f/neg"
 
 
 @pytest.mark.parametrize(

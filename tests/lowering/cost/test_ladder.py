@@ -1,5 +1,8 @@
 """The ladder, with the compiler's part played by recorded text."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from relower.lowering.compile import Compiled, CompileFailed, StagedModule
@@ -59,7 +62,7 @@ def test_profile(compiler, sparse_text):
     assert cost.total().estimate == 50
     assert cost.total().coverage.startswith("1 of 2 operations")
     assert [limits for _, limits in calls] == [Limits(5.0)]
-    assert "SparseCore have no cycles" in " ".join(cost.notes)
+    assert "1 call of the SparseCore has no cycles" in " ".join(cost.notes)
 
 
 def test_salvaged(compiler):
@@ -71,6 +74,36 @@ def test_salvaged(compiler):
         "no profile of the whole program: the TPU compiler died (SIGABRT): a check (x.cc:1)"
     )
     assert {op.name: op.bundles for op in cost.ops}["sort.8"] == 907
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        ENTRY[: ENTRY.index("73\n")],  # 68 of 6873
+        ENTRY[:30],
+        "",
+        "\0\xff garbage",
+        None,
+    ],
+)
+def test_half_a_file_of_the_analysis_gives_no_figure(compiler, broken):
+    def dies_writing(flags):
+        folder = Path(flags["--xla_jf_dump_static_llo_profile_to"])
+        path = folder / "sort.8_TPU7x_static_llo_profile.textproto"
+        path.mkdir() if broken is None else path.write_text(broken)
+        dies(flags)
+
+    def dumps_half(flags):
+        folder = Path(flags["--xla_jf_dump_to"])
+        name = "12-sort.8-00-schedule-analysis_final_bundles.txt"
+        (folder / name).write_text(SCHEDULE[: SCHEDULE.index("07\n")])
+
+    compiler(dies_writing, dumps_half)
+    cost = ladder.measure(STAGED)
+    assert cost.rung == "counts"
+    assert cost.total().ops == 0
+    assert cost.notes[1] == "1 file of the analysis is cut short: left out"
+    assert not any(op.bundles for op in cost.ops)
 
 
 def test_bundles(compiler):
@@ -112,3 +145,14 @@ def test_a_limit_that_the_plain_compilation_exceeds_ends_it(compiler):
     compiler(slow, slow)
     with pytest.raises(CompileFailed, match="stopped"):
         ladder.measure(STAGED)
+
+
+def test_what_runs_aside_is_named_by_kind():
+    def aside(*kinds):
+        return ladder._named([SimpleNamespace(kind=kind) for kind in kinds])
+
+    assert aside("copy-start") == "1 copy"
+    assert aside("copy-start", "copy-start", "all-gather-start") == "2 copies and 1 collective"
+    assert aside("copy-start", "all-reduce-start", "async-start") == (
+        "1 copy, 1 collective and 1 other operation"
+    )

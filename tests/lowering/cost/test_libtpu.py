@@ -148,3 +148,49 @@ def test_a_program_mapped_by_hand():
         ("all-gather", "reduce-scatter"), 2 * 2048 * 2048 * 7 // 8
     )
     assert cost.memory.arguments == 2 * (1024 + 256) * 2048
+
+
+@pytest.mark.parametrize("target", ["TPU7x:2x2x2", "TPU7x:4x4x4"])
+def test_other_topologies(target):
+    from jax.sharding import PartitionSpec as P
+
+    count = 16 if target == "TPU7x:2x2x2" else 128
+
+    def build(mesh):
+        def part(x):
+            return lax.psum(x, "data")
+
+        fn = jax.shard_map(part, mesh=mesh, in_specs=P("data"), out_specs=P())
+        return fn, (jax.ShapeDtypeStruct((256 * count, 128), jnp.float32),)
+
+    cost = relower.cost(relower.case(build, mesh={"data": count}), target=target)
+    assert cost.target == target
+    assert cost.memory.arguments == 4 * 256 * 128
+    assert [c.bytes for c in cost.collectives] == [2 * 4 * 256 * 128 * (count - 1) // count]
+
+
+def test_a_topology_that_the_compiler_does_not_know_is_one_line():
+    from relower.lowering.errors import InputError
+
+    with pytest.raises(InputError, match="no devices for target TPU7x:3x5x7") as caught:
+        relower.cost(stable, IDS, target="TPU7x:3x5x7")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_kernel_has_its_line_and_scope_cycles_and_bundles():
+    from jax.experimental import pallas as pl
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2.0
+
+    def fn(x):
+        with jax.named_scope("doubling"):
+            return pl.pallas_call(body, out_shape=x)(x)
+
+    cost = relower.cost(fn, jax.ShapeDtypeStruct((512, 512), jnp.float32), bundles=True)
+    (kernel,) = cost.kernels
+    assert kernel.source.startswith(__file__)
+    assert "doubling" in kernel.scope
+    assert cost.within("doubling").kernels == (kernel,)
+    assert kernel.estimate > 0
+    assert kernel.bundles > 0

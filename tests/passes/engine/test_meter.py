@@ -79,7 +79,7 @@ def test_the_cheaper_is_taken_and_the_figures_are_said(compiler):
     assert found.after == {"rewrite": 501}
     assert found.runs == 1
     assert "measured: 1,001 estimated cycles as it is; rewrite 501; rung fragment" in str(report)
-    assert "1 sites were decided by estimated cycles on TPU7x:2x2x1" in report.notes[-1]
+    assert "1 site was decided by estimated cycles on TPU7x:2x2x1" in report.notes[-1]
 
 
 def test_where_nothing_wins_it_stays_and_both_figures_are_said(compiler):
@@ -173,9 +173,9 @@ def test_measuring_without_deciding(compiler):
     assert only(report).measured.after == {"rewrite": 2001}
     assert str(sum_of_sites(report.to_json())) == (
         "the rewritten sites alone: 1,001 → 2,001 cycles in one run, rung fragment; "
-        "1 of 1 sites have a figure"
+        "1 of 1 site has a figure"
     )
-    assert report.notes[-1].startswith("1 sites were measured in estimated cycles on TPU7x:2x2x1")
+    assert report.notes[-1].startswith("1 site was measured in estimated cycles on TPU7x:2x2x1")
 
 
 def test_a_sum_says_what_it_leaves_out(compiler):
