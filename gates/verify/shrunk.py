@@ -156,7 +156,8 @@ def _tried(problem: Problem, piece: Piece, limits: Any) -> Iterator[tuple[Cut, S
 def with_context(problem: Problem, piece: Piece, talk: bool) -> Cut:
     """What stood there, with its producers, and those of what the rewrite alone reads.
 
-    What the site reads is needed elsewhere, or it would have gone with the site.
+    What the site reads is needed elsewhere, or it would have gone with the site; but for what
+    devices send each other.
 
     Args:
         problem: the site, with some of its producers.
@@ -170,7 +171,9 @@ def with_context(problem: Problem, piece: Piece, talk: bool) -> Cut:
     site = set(map(id, piece.before.eqns))
     eqns = [e for e in eqns if talk or not e.effects or id(e) in site]
     made = {v for e in eqns for v in e.outvars}
-    read = [v for v in (*piece.before.inputs, *piece.after.inputs) if v in made]
+    # A collective has effects, so that it stays though nothing reads it.
+    stays = piece.after.inputs if talk else (*piece.before.inputs, *piece.after.inputs)
+    read = [v for v in stays if v in made and not (talk and v in piece.before.inputs)]
     outputs = tuple(dict.fromkeys((*problem.before.outputs, *read)))
     atoms = (*(a for e in eqns for a in e.invars), *outputs)
     inputs = tuple(dict.fromkeys(a for a in atoms if jaxprs.is_var(a) and a not in made))
