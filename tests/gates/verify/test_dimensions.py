@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.scipy.linalg import solve_triangular
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from relower.gates.verify.check import Limits
 from relower.gates.verify.dimensions import Dimensions, groups, keys
@@ -165,3 +167,21 @@ def test_a_value_that_comes_back_to_its_site_is_made_once():
     assert not isinstance(found, str), found
     assert found[0].shrunk
     assert asked[-1][0][1] >= 128  # which the kernel's tiles must divide
+
+
+def test_where_devices_talk_in_a_pattern_the_smaller_program_is_one_of_all():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+
+    def layer(w):
+        gather = lambda part: lax.all_gather(jnp.abs(part), "d", axis=0, tiled=True)
+        return jnp.concatenate(list(map(gather, jnp.split(w, 2, -1))), -1)
+
+    fn = jax.shard_map(layer, mesh=mesh, in_specs=P("d"), out_specs=P(), check_vma=False)
+    types = jax.ShapeDtypeStruct((2048, 1024), jnp.float32)
+    found, _, piece = tried(fn, "split_fused_wi", types, size=1 << 20, inputs=2)
+    assert [e.primitive.name for e in piece.before.eqns] == ["concatenate"]
+    assert not isinstance(found, str), found
+    assert found[0].shrunk
+    small = found[2]
+    assert small.region.manual == ("d",)
+    assert any(e.primitive.name == "all_gather" for e in small.after.eqns)
