@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from ..gates.child import run
 from ..gates.render import indented
 from ..lowering.words import plural
 from .options import Subparsers, add_command, add_lowering, job
-from .show import console, print_json, status
+from .progress import following, line
+from .show import console, print_json
 
 CODES = {"holds": 0, "found": 1, "fails-without": 2, "flaky": 2, "unfinished": 2}
 
@@ -50,45 +45,19 @@ def _count(text: str) -> int:
 def _run(options: argparse.Namespace) -> int:
     from ..gates.numerics_cell import variables
 
-    with tempfile.TemporaryDirectory(prefix="relower-bisect-") as folder:
-        log = Path(folder, "checks")
+    def words(checks: int, left: int) -> str:
+        return f"{plural(checks, 'check')}, {plural(left, 'site')} left"
+
+    text = f"bisecting {options.case}"
+    with line(text, words) as (log, shown), following(log, shown):
         more = {"check": options.check, "most": options.most, "log": str(log)}
         request = replace(job(options, "bisect", options.case), options=more)
-        with status(f"bisecting {options.case}") as shown, _following(log, shown, options.case):
-            found = run(request, timeout=options.timeout, variables=variables())
+        found = run(request, timeout=options.timeout, variables=variables())
     if options.json:
         print_json("bisect", found)
     else:
         show(console(), found, options.case)
     return CODES[found["outcome"]]
-
-
-@contextmanager
-def _following(log: Path, shown: Any, case: str) -> Iterator[None]:
-    """Says on the terminal how many checks there have been, while a child runs them."""
-    end = threading.Event()
-
-    def follow() -> None:
-        while not end.wait(0.5):
-            try:
-                checks, left = log.read_text().split()
-            except (OSError, ValueError):
-                continue
-            shown.update(
-                f"bisecting {escape(case)}: {plural(int(checks), 'check')}, "
-                f"{plural(int(left), 'site')} left"
-            )
-
-    if shown is None:
-        yield
-        return
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
 
 
 def show(out: Console, found: dict[str, Any], case: str) -> None:
@@ -104,7 +73,8 @@ def show(out: Console, found: dict[str, Any], case: str) -> None:
     indented(out, Text(text, style="green" if found["outcome"] == "holds" else "yellow"))
     for site in found["sites"]:
         indented(out, Text(site, style="bold red"), 4)
-    indented(out, Text(found["said"]), 4)
+    if found["outcome"] != "holds" or not found["among"]:
+        indented(out, Text(found["said"]), 4)
     if found["rest_holds"] is True:
         indented(out, Text("and holds with all others on: disable these"))
     elif found["rest_holds"] is False:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..gates.child import passes_from
-from ..gates.fuzz.run import LOWER_EVERY, Asked, Found, fuzz, save
+from ..gates.fuzz.run import BY_ROUNDING, LOWER_EVERY, Asked, Found, fuzz, save
 from ..gates.render import indented
 from ..lowering.words import plural
 from .options import Subparsers, add_command, add_jobs, seconds
@@ -143,7 +143,8 @@ def report(out: Console, found: Found, scripts: list[Path | None]) -> None:
     each = found.cpu / whole if whole else 0.0
     text = (f"{plural(found.checked, 'program')} checked of {plural(whole, 'seed')}, "
             f"{plural(found.equations, 'equation')}, {found.lowered} lowered for the TPU; "
-            f"{plural(len(found.violations), 'violation')}; "
+            f"{plural(len(found.violations), 'violation')}, "
+            f"{found.states[BY_ROUNDING]} decided by rounding; "
             f"{found.seconds:,.0f} s, {each:.2f} s CPU each")  # fmt: skip
     holds = not found.violations and not found.vacuous()
     indented(out, Text(text, style="bold green" if holds else "bold red"), 0)

@@ -6,16 +6,11 @@ import argparse
 import os
 import shlex
 import sys
-import tempfile
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from ..gates.child import Job, run
@@ -24,6 +19,7 @@ from ..gates.verify.host import variables
 from ..lowering.errors import InputError
 from ..lowering.words import plural
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
+from .progress import bar, following
 from .show import console, print_json
 
 _STYLES = {"VERIFIED": "green", "VIOLATION": "bold red", "UNKNOWN": "yellow"}
@@ -111,48 +107,13 @@ def verified(options: argparse.Namespace) -> dict[str, Any]:
 
 def with_bar(request: Job, asked: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
     """Runs a child, with a bar on standard error while it works."""
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
-        place = Path(folder, "progress")
-        with _bar(place):
-            found: dict[str, Any] = run(
-                replace(request, options={**asked, "progress": str(place)}),
-                timeout=timeout,
-                variables=variables(os.environ),
-            )
+    with bar() as (place, shown), following(place, shown):
+        found: dict[str, Any] = run(
+            replace(request, options={**asked, "progress": str(place)}),
+            timeout=timeout,
+            variables=variables(os.environ),
+        )
     return found
-
-
-@contextmanager
-def _bar(place: Path) -> Iterator[None]:
-    """A bar that follows what the child writes, on a terminal only."""
-    errors = Console(stderr=True)
-    if not errors.is_terminal:
-        yield
-        return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[at]}"),
-    )
-    done = threading.Event()
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("", total=None, at="tracing")
-
-        def follow() -> None:
-            while not done.wait(0.2):
-                words = place.read_text().split(" ", 2) if place.is_file() else []
-                if len(words) == 3 and words[0].isdecimal() and words[1].isdecimal():
-                    at = words[2]
-                    bar.update(task, completed=int(words[0]), total=int(words[1]) or None, at=at)
-
-        thread = threading.Thread(target=follow, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
 
 
 def show(out: Console, found: Mapping[str, Any], title: str) -> None:
@@ -169,6 +130,11 @@ def show(out: Console, found: Mapping[str, Any], title: str) -> None:
     out.print()
     style = _STYLES[found["verdict"]]
     out.print(Text(f"{found['verdict']}: {found['score']}", style=style))
+
+
+_NO_NUMBER = (
+    "made by another rewrite, it isn't known of what: there is no address that turns it off alone"
+)
 
 
 def _grouped(sites: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -193,6 +159,8 @@ def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
     indented(out, head, 0)
     if site["source"] is not None:
         indented(out, Text(source_text(site["source"]), style="cyan"), 4)
+    if site["site"].endswith("#?"):
+        indented(out, Text(_NO_NUMBER), 4)
     if site["verdict"] == "VERIFIED":
         indented(out, Text(_how(site), style="dim"), 4)
     else:

@@ -135,6 +135,20 @@ def renamed_effects(effects: Any, mapping: Mapping[Var, Atom]) -> Any:
     )
 
 
+def effects_on(effects: Any, atoms: Sequence[Atom]) -> frozenset[Any]:
+    """Effects without those on Refs other than ``atoms``."""
+    known = {a for a in atoms if is_var(a)}
+    return frozenset(e for e in effects if not isinstance(e, _InputEffect) or e.input in known)
+
+
+def stating_own_effects(body: Body) -> Body:
+    """A body that lost inputs, which no longer states effects on them."""
+    jaxpr = opened(body)
+    inputs = [*jaxpr.constvars, *jaxpr.invars]
+    changed = jaxpr.replace(effects=effects_on(jaxpr.effects, inputs))
+    return body.replace(jaxpr=changed) if jaxpr is not body else changed
+
+
 def outward_effects(body: Body) -> tuple[Counter[Any], set[Any]]:
     """The effects of a body's equations that the body itself must state.
 

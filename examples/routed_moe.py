@@ -26,6 +26,9 @@ takes nothing:
                  the same over eight devices, the experts sharded four ways, tokens in two chunks
     real_sharded_experts
                  that at the real size
+    real_on_32_devices
+                 the same, the experts sharded sixteen ways: so many it takes to hold the state
+                 (--target TPU7x:4x4x1)
 """
 
 from __future__ import annotations
@@ -526,6 +529,10 @@ def sharded_experts_at_once() -> Any:
 
 def real_sharded_experts() -> Any:
     return sharded_step_case(replace(REAL, batch=16, chunks=2), {"data": 2, "expert": 4})
+
+
+def real_on_32_devices() -> Any:
+    return sharded_step_case(replace(REAL, batch=32, chunks=2), {"data": 2, "expert": 16})
 
 
 # The command

@@ -11,7 +11,7 @@ from ..lowering.case import Case
 from ..lowering.errors import InputError
 from ..lowering.load import load_module
 from .bisect import Check, bisect
-from .numerics.judge import Rule, judge
+from .numerics.judge import Rule, first_and_worst, judge
 from .numerics.runs import Program, arrays_of, replicates, run
 
 BUILT_IN = ("bits", "numerics")
@@ -64,13 +64,26 @@ def _check(name: str, base: Program, spec: str) -> Check:
 
 
 def _of_user(function: Callable[..., Any], base: Program) -> Check:
-    """Called with the optimized function; with its arguments too where it takes two."""
+    """Called with the optimized function; with its arguments too where it takes two.
+
+    Raises:
+        InputError: it takes neither.
+    """
     try:
-        parameters = inspect.signature(function).parameters.values()
+        known, parameters = True, list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        parameters = {}.values()
+        known, parameters = False, []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    wanted = [p for p in parameters if p.default is p.empty and p.kind in positional]
+    taken = [p for p in parameters if p.kind in positional]
+    wanted = [p for p in taken if p.default is p.empty]
+    more = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if known and (len(wanted) > 2 or named or not (taken or more)):
+        name = getattr(function, "__name__", "the function")
+        raise InputError(
+            f"--check: {name}{inspect.signature(function)} takes other arguments than it gets; "
+            "wanted one, the optimized function, or two, with the tuple of its arguments"
+        )
     if len(wanted) < 2:
         return lambda made: function(made)
     return lambda made: function(made, base.args)
@@ -107,8 +120,8 @@ def _numerics(base: Program, spec: str) -> Check:
         found = judge(reference, near, run(base, steps, made), Rule("rounding"))
         wrong = [c for c in found if c.status == "broken"]
         if wrong:
-            worst = max(wrong, key=lambda c: c.ratio)
-            raise AssertionError(f"{worst.of} {worst.figure} {worst.found:.2g}, wanted at most "
-                                 f"{worst.limit:.2g}")  # fmt: skip
+            worst = first_and_worst(wrong)[0]
+            raise AssertionError(f"{worst.of} {worst.figure} {worst.found:.2g} at step {worst.step}"
+                                 f", wanted at most {worst.limit:.2g}")  # fmt: skip
 
     return check

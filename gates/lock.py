@@ -229,7 +229,7 @@ def compared(
     new = gained(was, report)
     notes = [f"new, run `relower lock` to keep it: {a}" for a in new[:_MOST_SHOWN]]
     if len(new) > _MOST_SHOWN:
-        notes.append(f"and {len(new) - _MOST_SHOWN} more new sites")
+        notes.append(f"and {plural(len(new) - _MOST_SHOWN, 'more new site')}")
     if not was.sites:
         return broken, ["undecided: it was locked with no site: nothing can be lost"], notes
     return broken, [], notes

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..lowering.errors import InputError
+from ..lowering.words import plural
 from . import values
 from .child import ChildFailed, Job, run
 from .revision import split_revision
@@ -31,7 +32,8 @@ class Steps:
     contract: str | None = None
     """``bitwise``, ``value`` or ``rounding``; None is the loosest of the passes that run."""
     caught_by: tuple[str, ...] = ()
-    """Of a control: figures that must be broken, as in ``loss`` or ``grads/wi l2``."""
+    """Of a control: figures that must be broken, as in ``loss`` or ``grads/wi l2``, at the first
+    step at which anything is."""
 
 
 def steps_of(entry: Mapping[str, Any], where: str) -> Steps:
@@ -107,20 +109,32 @@ def verdict(
         return _shown(wrong, "broken"), unclear, notes
     if not wrong:
         return ["must be caught, and agrees: the control shows nothing"], [], notes
-    caught = {f"{c['of']} {c['figure']}" for c in wrong}
-    missed = [x for x in how.caught_by if x not in caught and not any(
-        c.startswith(f"{x} ") for c in caught)]  # fmt: skip
-    return [f"must be caught by {name}, which holds" for name in missed], [], [
-        *_shown(wrong, "caught"), *notes
-    ]  # fmt: skip
+    missed = [text for name in how.caught_by if (text := _missed(name, wrong)) is not None]
+    return missed, [], [*_shown(wrong, "caught"), *notes]
+
+
+def _missed(name: str, wrong: list[Any]) -> str | None:
+    """How a control isn't caught by the figure that must catch it; None where it is.
+
+    What breaks at a later step than another may only follow from it.
+    """
+    steps = [c["step"] for c in wrong if name in (c["of"], f"{c['of']} {c['figure']}")]
+    if not steps:
+        return f"must be caught by {name}, which holds"
+    first = min(wrong, key=lambda c: int(c["step"]))
+    if min(steps) > first["step"]:
+        return (f"must be caught by {name}, which breaks at step {min(steps)} only, behind "
+                f"{first['of']} {first['figure']} at step {first['step']}")  # fmt: skip
+    return None
 
 
 def _notes(found: Mapping[str, Any], checks: list[Any]) -> list[str]:
     leaves = sum(c["of"].startswith("grads") for c in checks if c["figure"] in
                  ("bits", "value", "exact", "l2", "shape", "finite"))  # fmt: skip
-    how = f"{found['contract']}, {found['steps']} steps, {leaves} gradient leaves"
+    how = f"{found['contract']}, {plural(found['steps'], 'step')}, "
+    how += plural(leaves, "gradient leaf", "gradient leaves")
     if found["replicate"]:
-        how += f", {found['replicates']} replicates ({found['replicate']})"
+        how += f", {plural(found['replicates'], 'replicate')} ({found['replicate']})"
     notes = [how]
     worst = found["worst"]
     if worst is not None:

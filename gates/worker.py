@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -151,6 +152,8 @@ def _choice(request: dict[str, Any]) -> Any:
     from ..lowering.targets import DEFAULT_TARGET
     from ..passes.base import Measured
 
+    # What a compilation puts down goes with the request's folder, also if this process is killed.
+    tempfile.tempdir = str(Path(request["answer"]).parent)
     return Measured(target=request["target"] or DEFAULT_TARGET, **measure)
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import jax
@@ -148,6 +149,8 @@ def topology_devices(target: Target) -> list[Any]:
         return list(topologies.get_topology_desc(str(target), "tpu").devices)
     except Exception as error:  # whatever libtpu or its absence raises
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if find_spec("libtpu") is not None:
+            raise InputError(f"libtpu gives no devices for target {target}: {cause}") from error
         raise InputError(
             f"route 'topology' needs libtpu (install relower[tpu]) for {target}: {cause}"
         ) from error

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..compat import edit, jaxprs
+from ..compat import edit, jaxprs, kernel_parts
 from ..compat.bodies import BodyKey, Entered, Flow, Role
 from ..compat.jaxprs import Eqn, Var
+from ..compat.kernel_parts import Part
 from ..compat.primitives import primitive
 from ..compat.source import any_kept
 from .graph import Scope
@@ -47,6 +48,10 @@ class Demand:
     operands: dict[int, tuple[bool, ...]] = field(default_factory=dict)
     """Of the same, which operands."""
     children: dict[int, dict[BodyKey, Demand]] = field(default_factory=dict)
+    parts: dict[int, Part] = field(default_factory=dict)
+    """Of the same, those that are kernels: what is left of them."""
+    whole: dict[int, str] = field(default_factory=dict)
+    """Kernels of which some results aren't needed and stay, with the reason."""
     cuts: dict[int, Cut] = field(default_factory=dict)
     made_here: frozenset[int] = frozenset()
     """Of ``zeroed``, those whose zeros no body further in can make."""
@@ -156,10 +161,30 @@ class Demands:
         elif index in demand.scope.children and edit.can_narrow(eqn):
             self._enter(demand, index, eqn, needed, zeros)
             kept = [a for a, n in zip(eqn.invars, demand.operands[index], strict=True) if n]
+        elif not all(needed) and kernel_parts.is_kernel(eqn):
+            self._separate(demand, index, eqn, needed)
+            operands = demand.operands.get(index, (True,) * len(eqn.invars))
+            kept = [a for a, n in zip(eqn.invars, operands, strict=True) if n]
         else:
             kept = list(eqn.invars)
         literal = jaxprs.LITERAL
         demand.read.update([a for a in kept if type(a) is not literal])
+
+    def _separate(self, demand: Demand, index: int, eqn: Eqn, needed: tuple[bool, ...]) -> None:
+        """A kernel without the results that aren't needed any more, where there is such a one.
+
+        One that nothing read in the first place stays, as whoever wrote the kernel left it.
+        """
+        scope = demand.scope
+        needed = tuple(n or not scope.readers(v) for n, v in zip(needed, eqn.outvars, strict=True))
+        if all(needed):
+            return
+        found = kernel_parts.without(eqn, needed)
+        if isinstance(found, str):
+            demand.whole[index] = found
+        else:
+            demand.parts[index] = found
+            demand.results[index], demand.operands[index] = found.results, found.operands
 
     def _keeps(self, scope: Scope) -> bool:
         """Whether a body, or one that it runs, holds an equation that is to stay as it is."""

@@ -17,6 +17,9 @@ bytes and FLOPs, and 50 and 34 MB of temporaries; of four micro-batches in a sca
 the product and the accumulator itself: 156,384 before and after behind ``where(False, …)``, 625,535
 for a sum in a scan that nothing reads. There the rewrite makes the program smaller, and its report
 says what a reader of the gradient would cost. With collectives that has not been measured.
+
+A Pallas kernel that makes a frozen gradient and something else loses that output, with what only
+it needs (docs/optimize.md says when it can't). No compiler does that.
 """
 
 from __future__ import annotations

@@ -16,11 +16,12 @@ from ...passes.base import Contract, Match, Pass, Reason
 from ...passes.engine.check import check_closed
 from ...passes.engine.rewrite import rewrite
 from ...passes.report import Report
-from .compare import difference
+from .compare import decided_by_rounding, difference
 from .evaluate.core import DoesNotEnd, Evaluation
 from .evaluate.promises import BrokenPromise
 from .plan import Plan
 from .program import function, mesh_of, transformed, values
+from .run import BY_ROUNDING
 
 SIZES = frozenset(("small", "large", "large-k", "too-many-places", "few-parts", "unprofitable"))
 """Reasons that are about profit at a size, not about what may be done."""
@@ -39,8 +40,9 @@ class Outcome:
     """What became of one plan."""
 
     state: str = "held"
-    """``held``, ``violated``, ``not a program`` (jax refuses it) or ``undefined``: the program as
-    written breaks a promise of its own, so that nothing can be said of it."""
+    """``held``, ``violated``, ``not a program`` (jax refuses it), ``undefined``: the program as
+    written breaks a promise of its own, so that nothing can be said of it; or ``decided by
+    rounding``: the two differ, and so does the program as written from itself."""
     detail: str = ""
     violation: Violation | None = None
     report: Report | None = None
@@ -204,39 +206,37 @@ def _agree(plan: Plan, before: Body, after: Body, passes: Sequence[Pass], outcom
         args = values(plan, kind).args
         try:
             said = difference(before, after, args, contract)
-        except (BrokenPromise, DoesNotEnd) as error:
+        except Exception as error:
             _blame(before, args, error, outcome)
             continue
-        except Exception as error:
-            _cannot(before, args, error, outcome)
-            continue
         if said is not None:
+            rounding = contract is Contract.ROUNDING
+            why = decided_by_rounding(before, args, kind == "exact") if rounding else None
+            if why is not None:
+                outcome.state, outcome.detail = BY_ROUNDING, f"{why}: {said}"
+                continue
             applied = ", ".join(sorted(outcome.report.counts()))
             raise _Broken("contract", f"{contract.value}, {kind} values, after {applied}: {said}")
 
 
 def _blame(before: Body, args: Sequence[Any], error: Exception, outcome: Outcome) -> None:
-    """Whether the program as written breaks the promise, or the rewrite does."""
-    try:
-        Evaluation().run(before, args)
-    except (BrokenPromise, DoesNotEnd) as own:
-        outcome.state, outcome.detail = "undefined", str(own)[:120]
-        return
-    raise _Broken("promises", str(error))
-
-
-def _cannot(before: Body, args: Sequence[Any], error: Exception, outcome: Outcome) -> None:
-    """Whether jax can't evaluate the program as written, or only what became of it.
+    """Whether the program as written breaks a promise or can't be evaluated, or only the other.
 
     A ragged product mapped twice, and a derivative of `jax.custom_vjp` evaluated inside of another
     loop, are programs that jax makes and doesn't run.
     """
+    of_promises = isinstance(error, (BrokenPromise, DoesNotEnd))
     try:
         Evaluation().run(before, args)
+    except (BrokenPromise, DoesNotEnd) as own:
+        outcome.state, outcome.detail = "undefined", str(own)[:120]
     except Exception as own:
+        if of_promises:
+            raise
         outcome.state, outcome.detail = "not a program", _line(own)
-        return
-    raise _Broken("evaluates", _line(error)) from error
+    else:
+        name, said = ("promises", str(error)) if of_promises else ("evaluates", _line(error))
+        raise _Broken(name, said) from error
 
 
 def _line(error: Exception) -> str:

@@ -14,12 +14,15 @@ from ...compat.jaxprs import Body
 from ...compat.primitives import primitive
 from ...passes.base import Contract
 from .evaluate.core import Evaluation
+from .evaluate.decisions import Decision
 from .evaluate.mode import PLAIN, Mode, is_float
 
 NOISY = 3
 """Runs with noise, from which the error that rounding alone makes is told."""
 MORE_NOISY = 24
 """The same where the few weren't enough: a sort, say, may fall out differently now and then."""
+
+UNSIGNED = Mode(unsigned=True)
 
 _BITCAST = primitive("bitcast_convert_type_p")
 
@@ -65,19 +68,22 @@ def _first(a: Any, b: Any) -> str:
 
 
 def _further_off(old: Body, new: Body, args: Sequence[Any]) -> Difference:
-    """Exactly evaluated, both are the same; rounded, ``new`` is no further off than ``old``."""
-    said = _apart(old, new, args, Mode(wide=True))
+    """Exactly evaluated, both are the same; rounded, ``new`` is no further off than ``old``.
+
+    A zero has no sign in either, as no contract but BITWISE promises one.
+    """
+    said = _apart(old, new, args, Mode(wide=True, unsigned=True))
     if said is not None and looks_at_bits(new):
         # What is read as bits was rounded to its type. A half of a narrow float's last place is no
         # small thing: let it be rounded alike in both, wherever it is made.
-        return _apart(old, new, args, Mode(wide=True, rounds_narrow=True))
+        return _apart(old, new, args, Mode(wide=True, unsigned=True, rounds_narrow=True))
     return said
 
 
 def _apart(old: Body, new: Body, args: Sequence[Any], wide: Mode) -> Difference:
     before_jax = sum(BY_JAX.values())
     exact, other = run(old, args, wide), run(new, args, wide)
-    plain, found = run(old, args), run(new, args)
+    plain, found = run(old, args, UNSIGNED), run(new, args, UNSIGNED)
     rounded = sum(BY_JAX.values()) > before_jax  # jax itself computes nothing in float64 here
     share = 0.5 if rounded or looks_at_bits(new) else 1e-5
     for count in (NOISY, MORE_NOISY):
@@ -102,10 +108,46 @@ def _spreads(old: Body, args: Sequence[Any], exact: Sequence[Any], count: int) -
     """How far noise in every rounding takes each result from its exact value."""
     worst = [0.0] * len(exact)
     for seed in range(count):
-        noisy = run(old, args, Mode(noise=np.random.default_rng(seed)))
+        noisy = run(old, args, _noisy(seed))
         for i, (a, b) in enumerate(zip(exact, noisy)):
             worst[i] = max(worst[i], distance(a, b))
     return worst
+
+
+def _noisy(seed: int) -> Mode:
+    return Mode(unsigned=True, noise=np.random.default_rng(seed))
+
+
+def decided_by_rounding(old: Body, args: Sequence[Any], exact: bool) -> str | None:
+    """What rounding alone decides in a program as it was written; None where nothing is.
+
+    A comparison, an order or an integer that falls out otherwise in float64; or, unless the values
+    are such that nothing is rounded, when every rounding is off by up to one more unit in the last
+    place. A rewrite that moves a rounding may turn it round, and what follows is as far apart as
+    what was chosen between: no contract says which it is.
+
+    Args:
+        old: the program.
+        args: its arguments.
+        exact: whether sums and products of the arguments are exact, so that noise would decide what
+            rounding doesn't.
+    """
+    plain = _decisions(old, args, UNSIGNED)
+    modes = [Mode(wide=True, unsigned=True), *(() if exact else map(_noisy, range(MORE_NOISY)))]
+    for mode in modes:
+        found = _decisions(old, args, mode)
+        for (name, a), (_, b) in zip(plain, found):
+            if a != b:
+                how = "in float64" if mode.wide else "with noise in the last place"
+                return f"the program's own {name} falls out otherwise {how}"
+    return None
+
+
+def _decisions(body: Body, args: Sequence[Any], mode: Mode) -> list[Decision]:
+    evaluation = Evaluation(mode)
+    evaluation.decisions = []
+    evaluation.run(body, args)
+    return evaluation.decisions
 
 
 def distance(a: Any, b: Any) -> float:

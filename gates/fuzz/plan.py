@@ -69,7 +69,7 @@ _WRAPS = {
     "jit": 3, "twice": 3, "remat": 3, "scan": 4, "loop": 2, "while": 2, "cond": 3, "vmap": 2,
     "custom_vjp": 1.5, "custom_jvp": 1, "gradient": 5, "keep": 0.4,
 }  # fmt: skip
-_GROUPS = {"routing": 8.0, "weights": 7.0, "plain": 4.0, "mesh": 0.0, "slow": 0.5}
+_GROUPS = {"routing": 8.0, "weights": 7.0, "plain": 4.0, "mesh": 0.0, "slow": 0.7}
 _OFTENER = {
     "weighed": 3,
     "grouped": 2,
@@ -78,6 +78,7 @@ _OFTENER = {
     "taps": 2,
     "swiglu": 2,
     "swiglu_back": 2,
+    "kernel_stack": 3,
 }
 
 

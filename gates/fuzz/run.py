@@ -19,6 +19,8 @@ from typing import Any
 
 from ...lowering.errors import InputError
 
+BY_ROUNDING = "decided by rounding"
+"""The state of a seed whose two programs differ where rounding alone decides the one as written."""
 CHUNK = 1000
 """Seeds that one process checks."""
 ENOUGH = 1000
@@ -43,7 +45,7 @@ class Found:
     declined: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Sites, by pass and reason."""
     refusals: Counter[str] = field(default_factory=Counter)
-    """Why seeds were no programs, or undefined."""
+    """Why seeds were no programs, undefined, or decided by rounding."""
     violations: list[dict[str, Any]] = field(default_factory=list)
     equations: int = 0
     lowered: int = 0
@@ -68,7 +70,7 @@ class Found:
             self.programs[name] += 1
         for name, code, n in one.get("declined", []):
             self.declined[name, code] += n
-        if one["state"] in ("not a program", "undefined"):
+        if one["state"] not in ("held", "violated"):
             self.refusals[f"{one['state']}: {one['detail'][:90]}"] += 1
         if "violation" in one:
             self.violations.append({"seed": one["seed"], **one["violation"]})
@@ -80,7 +82,8 @@ class Found:
             return [f"of {total} seeds, none was a program that could be checked"]
         said: list[str] = []
         if total >= 100 and total - self.checked > MOST_LOST * total:
-            said.append(f"{total - self.checked} of {total} seeds were no programs, or undefined")
+            said.append(f"{total - self.checked} of {total} seeds were no programs, undefined, or "
+                        "decided by rounding")  # fmt: skip
         if self.checked < ENOUGH:
             return said
         for name in self.passes:

@@ -306,18 +306,41 @@ def solved(r: Random, p: Pool) -> Made:
 
 @piece("slow")
 def kernel_stack(r: Random, p: Pool) -> Made:
-    """A Pallas kernel that stacks rows."""
+    """A Pallas kernel that stacks rows, or something close to it."""
     from jax.experimental import pallas as pl
 
     if p.axis is not None or p.differentiated or p.scalars:
         return []
-    width = r.choice((1024, 1024, 512))
-    x = jnp.resize(p.rows(r).astype(jnp.float32), (2, width))
-    axis = r.choice((0, 0, 1))
+    kind = r.choice(("stack",) * 3 + ("expanded",) * 2 + (
+        "narrow", "half", "pairs", "last", "flat", "alone", "joined"))  # fmt: skip
+    width = 512 if kind == "narrow" else r.choice((1024, 1024, 2048))
+    dtype = jnp.bfloat16 if kind == "half" else jnp.float32
+    count = r.choice((2, 3))
+    x = jnp.resize(p.rows(r).astype(dtype), (2 * count, width))
+    twice = r.random() < 0.3
 
     def body(x_ref: Any, out_ref: Any) -> None:
-        rows = [x_ref[i : i + 1, :] * 2.0 for i in range(2)]
-        out_ref[...] = jnp.stack(rows, axis).reshape(out_ref.shape)
+        step = 2 if kind == "pairs" else 1
+        rows = [x_ref[i : i + step, :] * 2.0 for i in range(0, count * step, step)]
+        match kind:
+            case "last":
+                made = jnp.stack(rows, -1)
+            case "flat":
+                made = jnp.stack([row[0] for row in rows])
+            case "expanded":
+                made = jnp.concatenate([row[None] for row in rows])
+            case "joined":
+                made = jnp.concatenate(rows)
+            case "alone":
+                made = jnp.stack(rows[:1])
+            case _:
+                made = jnp.stack(rows)
+        rest = made.size // width
+        out_ref[...] = jnp.zeros(x.shape, x.dtype)
+        out_ref[:rest, :] = made.reshape(rest, width)
+        if twice:
+            out_ref[:1, :] += jnp.stack(rows[::-1]).reshape(-1, width)[:1]
 
     made = pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)
-    return [("rows", p.alike(made(x)))]
+    out = made(x)
+    return [("rows", p.alike(out)), ("other", out[:, ::128])]

@@ -8,7 +8,7 @@ how far the projection onto the reference is from it. A gradient that is shrunk 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ BLIND_LEAF = 0.5
 
 @dataclass(frozen=True)
 class Check:
-    """One figure of one scalar or leaf, at the step where it is worst."""
+    """One figure of one scalar or leaf: at the first step at which it is broken, else the worst."""
 
     of: str
     """``loss``, or ``grads/layers/wi``."""
@@ -76,22 +76,28 @@ def judge(
     candidate: Sequence[Reading],
     rule: Rule,
 ) -> list[Check]:
-    """The worst check of each figure over all steps; parameters are looked at after the last."""
+    """Each figure at the first step at which it is broken, or else at its worst.
+
+    What is broken later may only follow from what was before, through the parameters.
+    """
     found: list[Check] = []
     for step, (ref, cand) in enumerate(zip(reference, candidate, strict=True), 1):
         reps = [r[step - 1] for r in replicates]
         found += _group(step, "", ref.scalars, cand.scalars, [r.scalars for r in reps], rule)
         found += _group(step, "grads/", ref.grads, cand.grads, [r.grads for r in reps], rule)
-        if step == len(reference):
-            found += _group(
-                step, "params/", ref.params, cand.params, [r.params for r in reps], rule
-            )
+        found += _group(step, "params/", ref.params, cand.params, [r.params for r in reps], rule)
     worst: dict[tuple[str, str], Check] = {}
     for check in found:
         key = check.of, check.figure
-        if key not in worst or _severity(check) > _severity(worst[key]):
+        known = worst.get(key)
+        if known is None or (known.status != "broken" and _severity(check) > _severity(known)):
             worst[key] = check
     return list(worst.values())
+
+
+def first_and_worst(checks: Iterable[Check]) -> list[Check]:
+    """Those of the earliest step first, and of one step what takes up most of its limit."""
+    return sorted(checks, key=lambda c: (c.step, -c.ratio))
 
 
 def zeros(reference: Sequence[Reading], candidate: Sequence[Reading]) -> list[str]:

@@ -9,7 +9,7 @@ from ...lowering.case import Case
 from ...lowering.errors import InputError
 from ...passes.optimize import explain
 from ...passes.registry import by_name
-from .judge import Check, Rule, judge, zeros
+from .judge import Check, Rule, first_and_worst, judge, zeros
 from .runs import Program, program, replicates, run, same_bits
 
 
@@ -41,7 +41,7 @@ def compare(reference: Case, candidate: Case, options: dict[str, Any]) -> dict[s
         "steps": steps,
         "replicate": _how(base) if reps else None,
         "replicates": len(reps),
-        "checks": [check.to_json() for check in checks],
+        "checks": [check.to_json() for check in first_and_worst(checks)],
         "zero": zero,
         "waived": [name for name, where in base.numerics.metrics.items() if where is None
                    and name != "grad_norm"] + (["params"] if base.numerics.params is None else []),
@@ -80,9 +80,14 @@ def _unclear(
 
 
 def _worst(checks: Sequence[Check]) -> dict[str, Any] | None:
-    """The gradient leaf that takes up most of a limit; none where every leaf has the same bits."""
-    leaves = [c for c in checks if c.of.startswith("grads") and c.ratio > 0]
-    return max(leaves, key=lambda c: c.ratio).to_json() if leaves else None
+    """The leaf that takes up most of a limit; None where every leaf has the same bits.
+
+    Of those that are broken, one of the earliest step: the others may follow from it.
+    """
+    leaves = [c for c in checks if c.of.startswith(("grads", "params")) and c.ratio > 0]
+    broken = first_and_worst(c for c in leaves if c.status == "broken")
+    worst = broken[0] if broken else max(leaves, key=lambda c: c.ratio, default=None)
+    return None if worst is None else worst.to_json()
 
 
 def contract_of(passes: Any, admitted: str) -> str:

@@ -65,6 +65,20 @@ class Ancestry:
             reached = operands
         return tuple(s.eqn for s in self.steps if id(s) in kept)
 
+    def between(self, wanted: Iterable[Atom], given: Iterable[Atom]) -> tuple[Eqn, ...]:
+        """What makes some values out of others, and of whatever else it needs."""
+        makers = {v: s for s in self.steps for v in s.eqn.outvars}
+        reached, stop = [a for a in wanted if jaxprs.is_var(a)], set(map(id, given))
+        kept: set[int] = set()
+        while reached:
+            var = reached.pop()
+            step = makers.get(var)
+            if step is None or id(var) in stop or id(step) in kept:
+                continue
+            kept.add(id(step))
+            reached += [a for a in step.eqn.invars if jaxprs.is_var(a)]
+        return tuple(s.eqn for s in self.steps if id(s) in kept)
+
     @cached_property
     def discrete(self) -> frozenset[Var]:
         """Integers, bools, and what is made of nothing else, as an identity matrix is."""

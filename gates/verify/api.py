@@ -276,11 +276,22 @@ def judged(
             found.append(replace(made, checked=checked, mutants=scores))
     if progress is not None:
         progress(len(sites), len(sites), "")
-    notes = () if sites else (_nothing(report, wanted),)
+    notes = _again(report, found) if sites else (_nothing(report, wanted),)
     return Evidence(
         report.name, tuple(found), notes=(*notes, *report.notes), mutated=mutants,
         ended=report.ended,
     )  # fmt: skip
+
+
+def _again(report: Report, found: Sequence[SiteVerdict]) -> tuple[str, ...]:
+    """That a pass finds a site in what it put there itself, where that is why there is no end."""
+    times = Counter(s.key for s in found)
+    return tuple(
+        f"{key} is a site again and again, {count} times: its pass matches what it puts there, and "
+        "a requirement should refuse that"
+        for key, count in times.items()
+        if not report.ended and count > len(found) // 2 > 1
+    )
 
 
 _SHOWN = 3

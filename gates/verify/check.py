@@ -15,7 +15,7 @@ from .compare import Errors, Place, difference
 from .derivative import Derivative, derivative
 from .evaluate import Unrunnable, is_complex, is_float
 from .inputs import NoInputs, Theme, make
-from .problem import Problem, build
+from .problem import OF_REWRITE, Problem, build
 from .record import Piece
 from .themes import EXACT, FINITE, ROUNDED, SPOILED, each_special
 from .verdict import Checked, Counterexample, Verdict
@@ -121,7 +121,8 @@ def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Check
 def _levels(deepest: int) -> list[Level]:
     """How many steps back to go, and whether after what makes floating point values."""
     depths = [*(d for d in DEPTHS if d < deepest), deepest]
-    return [*((d, False) for d in depths), *((d, True) for d in depths)]
+    exact = [(d, False) for d in depths]
+    return [*exact[:1], (OF_REWRITE, True), *exact[1:], *((d, True) for d in depths)]
 
 
 def _only_too_large(reasons: dict[str, None]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from ...compat import bodies, jaxprs
 from ...compat.jaxprs import Atom, Eqn, Var
 from ...passes.engine.fragments import Cut
+from .problem import products
 
 Key = tuple[Var, int]
 """A dimension of a value."""
@@ -30,6 +31,8 @@ class Dimensions:
         self._over: dict[Key, Key] = {}
         self._products: list[tuple[Key, tuple[Key, ...]]] = []
         self._pinned: list[Key] = []
+        self.work: list[tuple[int, list[Key]]] = []
+        """Of each matrix product its work, and the dimensions of all that it reads and makes."""
         self.values: dict[Var, None] = dict.fromkeys(v for v in part.inputs if _shape(v))
         self._walk(part.eqns)
 
@@ -71,6 +74,9 @@ class Dimensions:
                 values = [a for a in (*eqn.invars, *eqn.outvars) if not jaxprs.is_literal(a)]
                 self.pin(*(key for v in values for key in keys(v)))
             else:
+                if (work := products(eqn)) > 0:
+                    found = [a for a in (*eqn.invars, *eqn.outvars) if not jaxprs.is_literal(a)]
+                    self.work.append((work, [key for v in found for key in keys(v)]))
                 _RULES.get(eqn.primitive.name, _by_size)(self, eqn)
 
     def _enter(self, eqn: Eqn, body: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from ...compat import jaxprs
 from ...compat.jaxprs import Eqn, Var
 from ...passes.engine.fragments import Cut
-from .dimensions import LEAST, SMALLEST, Dimensions, Key, keys, size_of
+from .dimensions import LEAST, Dimensions, Key, keys, size_of
 
 MOST = 5
 """Dimensions that are divided together, or one by one, at most."""
@@ -65,8 +65,8 @@ class ByDimension:
         elif name == "split":
             params["sizes"] = tuple(n // by[params["axis"]] for n in params["sizes"])
         else:
-            sizes = self._sizes(eqn)
-            params = {k: _replaced(v, sizes) for k, v in params.items()}
+            smaller = self._sizes(eqn)
+            params = {k: _replaced(v, smaller) for k, v in params.items()}
         return params
 
     def _sizes(self, eqn: Eqn) -> dict[int, int]:
@@ -87,33 +87,48 @@ def _replaced(value: Any, sizes: Mapping[int, int]) -> Any:
     return value
 
 
-def assignments(part: Cut, over: float) -> Iterator[ByDimension]:
-    """Ways to make a part smaller by ``over`` or more: one dimension first, then several."""
+def assignments(
+    part: Cut, size: float, work: float, floors: Sequence[int]
+) -> Iterator[ByDimension]:
+    """Ways to make a part smaller by as much or more; one dimension alone before several.
+
+    Args:
+        part: the equations.
+        size: how often its values' bytes should fit what they do now.
+        work: how often that of its matrix products should.
+        floors: what no dimension becomes smaller than, one after the other: a rewrite that tiles
+            doesn't apply to small sizes.
+    """
     dims = Dimensions(part)
     roots = dims.roots()[:MOST]
-    for count in range(1, len(roots) + 1):
-        for chosen in itertools.combinations(roots, count):
-            for wanted in (over, 4 * over):
-                found = _gentlest(dims, chosen, wanted)
+    for floor in floors:
+        for count in range(1, len(roots) + 1):
+            for chosen in itertools.combinations(roots, count):
+                found = _gentlest(dims, chosen, size, work, floor)
                 if found is not None:
                     yield from _both(dims, found)
 
 
-def _gentlest(dims: Dimensions, chosen: tuple[Key, ...], over: float) -> dict[Key, int] | None:
+def _gentlest(
+    dims: Dimensions, chosen: tuple[Key, ...], size: float, work: float, floor: int
+) -> dict[Key, int] | None:
     """The smallest divisors of some dimensions that suffice, those of the longest the largest."""
     by = dict.fromkeys(chosen, 1)
-    while True:
-        found = dims.divided({k: n for k, n in by.items() if n > 1}) if max(by.values()) > 1 else {}
-        if found is None:
-            return None
-        if _bytes(dims, {}) >= over * _bytes(dims, found) and min(by.values()) > 1:
-            return found
-        longest = max(chosen, key=lambda k: size_of(k) // by[k])
-        if min(by.values()) == 1:
-            longest = next(k for k in chosen if by[k] == 1)
-        if size_of(longest) < 2 * by[longest] * SMALLEST:
+    found: dict[Key, int] | None = {}
+    most = _bytes(dims, {}) / size, _work(dims, {}) / work
+
+    def is_enough(found: dict[Key, int]) -> bool:
+        small = _bytes(dims, found) <= most[0] and _work(dims, found) <= most[1]
+        return min(by.values()) > 1 and small
+
+    while found is not None and not is_enough(found):
+        longest = next((k for k in chosen if by[k] == 1), None)
+        longest = longest or max(chosen, key=lambda k: size_of(k) // by[k])
+        if size_of(longest) < 2 * by[longest] * floor:
             return None
         by[longest] *= 2
+        found = dims.divided({k: n for k, n in by.items() if n > 1})
+    return found
 
 
 def _bytes(dims: Dimensions, divisors: Mapping[Key, int]) -> float:
@@ -122,6 +137,15 @@ def _bytes(dims: Dimensions, divisors: Mapping[Key, int]) -> float:
     for v in dims.values:
         by = np.prod([divisors.get(dims.root(k), 1) for k in keys(v)], dtype=float)
         total += float(v.aval.size) * getattr(v.aval.dtype, "itemsize", 0) / float(by)
+    return total
+
+
+def _work(dims: Dimensions, divisors: Mapping[Key, int]) -> float:
+    """Of all matrix products: each dimension of one is in two of the three arrays, or nearly so."""
+    total = 0.0
+    for work, found in dims.work:
+        by = np.prod([divisors.get(dims.root(k), 1) for k in found], dtype=float)
+        total += work / float(np.sqrt(by))
     return total
 
 

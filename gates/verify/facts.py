@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,22 +19,33 @@ from .record import Kept
 from .whole import run
 
 
-def leaned_on(kept: Iterable[Kept]) -> dict[Var, list[Fact]]:
+@dataclass(frozen=True)
+class Leaning:
+    """What a rewrite takes as known of one value."""
+
+    fact: Fact
+    by: str
+    """The rewrite: its pass, and where its site is."""
+
+
+def leaned_on(kept: Iterable[Kept]) -> dict[Var, list[Leaning]]:
     """What rewrites take as known of the values at their edges, in each context of a body."""
-    found: dict[Var, list[Fact]] = {}
+    found: dict[Var, list[Leaning]] = {}
     for one in kept:
         if one.piece is None:
             continue
+        where = one.match.scope.source_line(one.match.eqn)
+        by = f"{one.rewrite.name} at {where or 'an unknown line'}"
         for var, alias in one.piece.ancestry.aliases.items():
             fact = one.piece.ancestry.facts.get(alias) if jaxprs.is_var(alias) else None
             if words(fact, var.aval):
                 assert fact is not None
-                found.setdefault(var, []).append(fact)
+                found.setdefault(var, []).append(Leaning(fact, by))
     return found
 
 
 def held(
-    body: Body, facts: Mapping[Var, Sequence[Fact]], runs: Sequence[Sequence[Any]], most: int
+    body: Body, facts: Mapping[Var, Sequence[Leaning]], runs: Sequence[Sequence[Any]], most: int
 ) -> dict[str, Any]:
     """Whether facts held in runs of the program as it was before any rewrite.
 
@@ -51,8 +63,13 @@ def held(
 
     def watch(var: Var, value: Any) -> None:
         if var in facts and seen.get(var) is None:
-            said = [obeys(np.asarray(value), fact) for fact in facts[var]]
-            seen[var] = None if None in said else f"{words(facts[var][0], var.aval)}: {said[0]}"
+            said = [obeys(np.asarray(value), one.fact) for one in facts[var]]
+            if None in said:
+                seen[var] = None
+                return
+            by = ", ".join(dict.fromkeys(one.by for one in facts[var]))
+            known = words(facts[var][0].fact, var.aval)
+            seen[var] = f"{known}: {said[0]}; taken as known by {by}"
 
     why = None
     _, size = cost(jaxprs.opened(body).eqns)

@@ -131,18 +131,27 @@ def _either(first: Rule, eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any] | N
     return summed_once(eqn, operands) if found is None else found
 
 
+OF_REWRITE = -1
+"""In place of a depth: what the rewrite alone reads is made of what the original reads."""
+
+
 def build(piece: Piece, depth: int, floats: bool = True) -> Problem:
     """A site with the producers of its inputs up to ``depth`` steps back.
 
     Args:
         piece: the site.
-        depth: steps back.
+        depth: steps back; or OF_REWRITE.
         floats: whether to take in what makes floating point values, too.
 
     Raises:
         Unrunnable: an equation can't be run outside of its program.
     """
-    prefix = piece.ancestry.prefix(depth, floats)
+    if depth == OF_REWRITE:
+        known = set(piece.before.inputs)
+        only = [v for v in piece.after.inputs if v not in known]
+        prefix = piece.ancestry.between(only, known)
+    else:
+        prefix = piece.ancestry.prefix(depth, floats)
     before = _closed(prefix, piece.before)
     after = _closed(prefix, piece.after)
     inputs = tuple(dict.fromkeys((*before.inputs, *after.inputs)))
@@ -158,7 +167,9 @@ def build(piece: Piece, depth: int, floats: bool = True) -> Problem:
         after=Cut(after.eqns, inputs, after.outputs),
         inputs=specs,
         region=piece.region,
-        producers=len(before.eqns) - len(piece.before.eqns),
+        producers=max(
+            len(before.eqns) - len(piece.before.eqns), len(after.eqns) - len(piece.after.eqns)
+        ),
         unshared=tuple(v.aval.str_short(short_dtypes=True) for v in only_after),
         across=any(e.effects for e in eqns),
         arithmetic=any(map(_computes, eqns)),
@@ -252,7 +263,7 @@ def cost(eqns: Sequence[Eqn]) -> tuple[int, int]:
             shape = getattr(v.aval, "shape", ())
             if hasattr(v.aval, "dtype") and hasattr(v.aval.dtype, "itemsize"):
                 size += int(np.prod(shape, dtype=np.float64)) * v.aval.dtype.itemsize
-        work += _products(eqn)
+        work += products(eqn)
         inner = [cost(jaxprs.opened(e.body).eqns) for e in compat_bodies.carried(eqn).entered]
         times = eqn.params.get("length", 1) if inner else 1
         work += sum(w for w, _ in inner) * (times if isinstance(times, int) else 1)
@@ -260,7 +271,8 @@ def cost(eqns: Sequence[Eqn]) -> tuple[int, int]:
     return work, size
 
 
-def _products(eqn: Eqn) -> int:
+def products(eqn: Eqn) -> int:
+    """Multiplications and additions of one equation, those in its bodies aside."""
     if eqn.primitive is primitive("dot_general_p"):
         (contracted, _), _ = eqn.params["dimension_numbers"]
         lhs, out = eqn.invars[0].aval, eqn.outvars[0].aval

@@ -1,7 +1,7 @@
 """Verify a site that is too large to run: the same equations at smaller shapes, rewritten anew.
 
-A size and its multiples are divided by one number throughout: in types, in params, in literals and
-in bounds of facts; or where that comes to nothing, single dimensions are (see `divided`). What
+Single dimensions are divided (see `divided`); or where that comes to nothing, a size and its
+multiples by one number throughout: in types, in params, in literals and in bounds of facts. What
 comes out is a program of its own, and the pass itself is asked what it makes of it: what is
 verified is the pass's own rewrite, or nothing. Evidence of this kind is weaker than that of a run
 at the program's shapes, and is called so.
@@ -19,17 +19,19 @@ import numpy as np
 
 from ...compat import bodies, jaxprs
 from ...compat.jaxprs import Atom, Body, Eqn, Var
+from ...compat.tracing import Tracer
 from ...matchers.fact import UNKNOWN, Constant, Fact
 from ...passes.base import Contract, Pass
 from ...passes.engine.fragments import Cut
 from ...passes.engine.rewrite import rewrite
+from .check import Level
 from .dimensions import LEAST, SMALLEST
 from .divided import ByDimension, assignments
-from .problem import Problem, build, cost
+from .problem import OF_REWRITE, Problem, build, cost
 from .record import Kept, Piece, Recorder
 from .verdict import Checked, Verdict
 
-ROOM = 2
+ROOM = 1.5
 """How often what is run should fit the limits, for it is run many times."""
 
 
@@ -71,6 +73,8 @@ class Scale:
 
 
 Smaller = Scale | ByDimension
+Done = dict[Any, tuple[list[Any], list[Any]]]
+"""What equations were done of which operands, and what came of it."""
 
 
 def check_shrunk(
@@ -83,26 +87,42 @@ def check_shrunk(
     """The verdict on a site at shapes that fit, how it was reached and of what; or why not."""
     reasons: dict[str, None]
     end, reasons, tried = time.monotonic() + limits.seconds, {}, set[str]()
-    for depth, floats in ((0, False), (2, False), (piece.ancestry.depth, False),
-                          (piece.ancestry.depth, True)):  # fmt: skip
+    producers: set[int] = set()
+    for depth, floats in _levels(piece.ancestry.depth):
         problem = build(piece, depth, floats)
-        for scale in _scales(problem, limits):
+        if problem.producers in producers:
+            continue
+        producers.add(problem.producers)
+        part = with_context(problem, piece)
+        for scale in _scales(problem, part, limits):
             if time.monotonic() > end:
                 break
             try:
-                small, facts = shrunk(problem.before, piece.ancestry.facts, scale)
+                small, facts = shrunk(part, piece.ancestry.facts, scale)
                 if _known(small, facts, tried):
                     continue
-                found = _rewritten(small, facts, p, piece)
+                found = _rewritten(small, facts, p, piece, problem)
             except CannotShrink as error:
                 reasons[str(error)] = None
                 continue
             checked, level = check(found, contract, limits)
             if checked.verdict is not Verdict.UNKNOWN:
-                said = f"at shrunk shapes: {_said(problem.before, scale)}"
+                said = f"at shrunk shapes: {_said(part, scale)}"
                 return replace(checked, shrunk=True, notes=(*checked.notes, said)), level, found
             reasons[f"at smaller shapes: {checked.reason}"] = None
     return "; ".join(list(reasons)[:2]) or "no size can be divided"
+
+
+def _levels(deepest: int) -> list[Level]:
+    """With which producers to try; few at first, for what is tried takes a rewrite each time."""
+    exact = [(d, False) for d in (0, 2, deepest)]
+    return [
+        *exact[:1],
+        (OF_REWRITE, True),
+        *exact[1:],
+        *((d, True) for d in (1, 2, 4, 8, 16) if d < deepest),
+        (deepest, True),
+    ]
 
 
 def _known(small: Body, facts: tuple[Fact, ...], tried: set[str]) -> bool:
@@ -123,13 +143,34 @@ def _vars(part: Cut) -> list[Any]:
     return [v for v in (*part.inputs, *eqns) if hasattr(v.aval, "shape")]
 
 
-def _scales(problem: Problem, limits: Any) -> Iterator[Smaller]:
-    """Divisors that make a site fit, the gentlest of each unit first; units as few as can be."""
-    part = problem.before
+def with_context(problem: Problem, piece: Piece) -> Cut:
+    """What stood there, with its producers, and those of what the rewrite alone reads.
+
+    What the site reads is needed elsewhere, or it would have gone with the site. Where devices
+    talk, their results are taken as given.
+    """
+    own = set(map(id, piece.after.eqns))
+    context = [e for e in problem.after.eqns if id(e) not in own]
+    known = set(map(id, context))
+    eqns = [*context, *(e for e in problem.before.eqns if id(e) not in known)]
+    eqns = [e for e in eqns if not e.effects or id(e) in set(map(id, piece.before.eqns))]
+    made = {v for e in eqns for v in e.outvars}
+    read = [v for v in (*piece.before.inputs, *piece.after.inputs) if v in made]
+    outputs = tuple(dict.fromkeys((*problem.before.outputs, *read)))
+    atoms = (*(a for e in eqns for a in e.invars), *outputs)
+    inputs = tuple(dict.fromkeys(a for a in atoms if jaxprs.is_var(a) and a not in made))
+    return Cut(tuple(eqns), inputs, outputs)
+
+
+def _scales(problem: Problem, part: Cut, limits: Any) -> Iterator[Smaller]:
+    """Divisors that make a site fit, the gentlest first."""
     sizes = Counter(n for v in _vars(part) for n in v.aval.shape if n >= LEAST)
+    large = max(ROOM * problem.bytes / limits.bytes, 1.0)
+    heavy = max(ROOM * problem.work / limits.work, 1.0)
+    yield from assignments(part, large, heavy, (256, 128, 32))
     work, size = cost(part.eqns)
     size += sum(v.aval.size * v.aval.dtype.itemsize for v in part.inputs)
-    over = 2 * ROOM * max(size / limits.bytes, work / limits.work)
+    over = 4 * max(size / limits.bytes, work / limits.work)
     for unit in sorted(sizes, reverse=True):
         by = 2
         while by < over:
@@ -137,8 +178,7 @@ def _scales(problem: Problem, limits: Any) -> Iterator[Smaller]:
         while by <= unit // SMALLEST and unit % by == 0:
             yield Scale(unit, by)
             by *= 8
-    over = ROOM * max(problem.bytes / limits.bytes, problem.work / limits.work)
-    yield from assignments(part, max(over, 2.0))
+    yield from assignments(part, large, heavy, (SMALLEST,))
 
 
 def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Smaller) -> tuple[Body, tuple[Fact, ...]]:
@@ -151,8 +191,9 @@ def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Smaller) -> tuple[Body, 
 
     def run(*values: Any) -> list[Any]:
         env: dict[Var, Any] = dict(zip(part.inputs, values, strict=True))
+        done: Done = {}
         for eqn in part.eqns:
-            _step(eqn, env, scale)
+            _step(eqn, env, scale, done)
         return [_read(a, env, scale) for a in part.outputs]
 
     types = [_struct(v, scale) for v in part.inputs]
@@ -190,7 +231,11 @@ def _read(atom: Atom, env: Mapping[Var, Any], scale: Smaller) -> Any:
     return value
 
 
-def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller) -> None:
+def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller, done: Done) -> None:
+    """One equation; one that was done before of the same values is the same.
+
+    A value that is made in the site and comes back to it through its producers was walked to twice.
+    """
     entered = bodies.carried(eqn).entered
     operands = [_read(a, env, scale) for a in eqn.invars]
     if entered:
@@ -201,14 +246,18 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller) -> None:
         given = (*jaxprs.consts(body), *operands)
         names = dict(zip((*inner.constvars, *inner.invars), given, strict=True))
         for one in inner.eqns:
-            _step(one, names, scale)
+            _step(one, names, scale, done)
         results = [_read(a, names, scale) for a in inner.outvars]
     else:
         named = scale.params(eqn).items()
         params = {k: None if k in ("sharding", "out_sharding") else v for k, v in named}
-        bound = eqn.primitive.get_bind_params(params)
-        made = eqn.primitive.bind(*operands, **bound)
-        results = made if eqn.primitive.multiple_results else [made]
+        key = eqn.primitive, str(params), tuple(map(_named, operands))
+        if key not in done:
+            bound = eqn.primitive.get_bind_params(params)
+            made = eqn.primitive.bind(*operands, **bound)
+            made = list(made) if eqn.primitive.multiple_results else [made]
+            done[key] = operands, made  # operands too, or another could have the same id
+        results = done[key][1]
     for var, value in zip(eqn.outvars, results, strict=True):
         wanted = scale.shape(var)
         if value.shape != wanted or value.dtype != var.aval.dtype:
@@ -219,22 +268,50 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller) -> None:
         env[var] = value
 
 
-def _rewritten(body: Body, facts: tuple[Fact, ...], p: Pass, like: Piece) -> Piece:
-    """The pass's own rewrite of the smaller program, of the same kind as of the larger."""
+def _named(value: Any) -> Any:
+    return id(value) if isinstance(value, Tracer) else f"{value!r}:{getattr(value, 'dtype', '')}"
+
+
+def _rewritten(
+    body: Body, facts: tuple[Fact, ...], p: Pass, like: Piece, problem: Problem
+) -> Piece:
+    """The pass's own rewrite of the smaller program, of the same kind as of the larger.
+
+    As many equations of each kind, either of the site alone or with all that was run with it: a
+    constant that was made in another body is part of the site where it is made in this one.
+    """
     recorder = Recorder()
     rewrite(body, recorder.recording([p]), facts=facts)
     kept = [one for several in recorder.kept.values() for one in several]
-    alike = [one.piece for one in kept if one.piece and _kinds(one.piece) == _kinds(like)]
+    site, whole = _kinds(like.before, like.after), _kinds(problem.before, problem.after)
+    alike = [
+        piece for one in kept
+        if (piece := one.piece) is not None
+        and (_kinds(piece.before, piece.after) == site or _whole(piece) == whole)
+    ]  # fmt: skip
     if not alike:
         raise CannotShrink(f"at smaller shapes {_what(kept)}")
     return alike[-1]
+
+
+def _whole(piece: Piece) -> tuple[Counter[str], ...]:
+    problem = build(piece, piece.ancestry.depth)
+    return _kinds(problem.before, problem.after)
 
 
 def _what(kept: Sequence[Kept]) -> str:
     return "the pass makes something else of it" if kept else "the pass doesn't apply"
 
 
-def _kinds(piece: Piece) -> tuple[Counter[str], ...]:
-    """How many equations of each kind stood there, and came in their place."""
-    parts = piece.before, piece.after
-    return tuple(Counter(e.primitive.name for e in part.eqns) for part in parts)
+def _kinds(*parts: Cut) -> tuple[Counter[str], ...]:
+    """How many equations of each kind there are; those in calls in their place."""
+    return tuple(Counter(e.primitive.name for e in _flat(part.eqns)) for part in parts)
+
+
+def _flat(eqns: Sequence[Eqn]) -> Iterator[Eqn]:
+    for eqn in eqns:
+        entered = bodies.carried(eqn).entered
+        if len(entered) == 1 and entered[0].role is bodies.Role.CALL:
+            yield from _flat(jaxprs.opened(entered[0].body).eqns)
+        else:
+            yield eqn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -189,7 +190,10 @@ class Evidence:
     def line(self) -> str:
         """The score in one line."""
         n = len(self.sites)
+        broken = self.facts is not None and bool(self.facts["broken"])
         parts = [f"{self.count(Verdict.VERIFIED)} of {plural(n, 'site')} verified"]
+        if broken:
+            parts[0] += " on inputs that obey all facts"
         if self.shrunk:
             parts.append(f"{self.shrunk} of these at shrunk shapes only")
         for verdict, word in ((Verdict.VIOLATION, "violated"), (Verdict.UNKNOWN, "unknown")):
@@ -197,10 +201,18 @@ class Evidence:
                 parts.append(f"{self.count(verdict)} {word}")
         if self.mutated:
             killed, total = self.killed
-            parts.append(f"{killed} of {plural(total, 'mutant')} killed")
-        if self.facts is not None:
-            parts.append(f"{self.facts['held']} of {plural(self.facts['total'], 'fact')} held")
-        return ", ".join(parts)
+            parts.append(f"{killed} of {total} mutants killed")
+        return ", ".join([*parts, *self._facts()])
+
+    def _facts(self) -> list[str]:
+        if self.facts is None:
+            return []
+        if self.facts["broken"]:
+            total = plural(self.facts["total"], "fact")
+            return [f"{len(self.facts['broken'])} of {total} broken in the program"]
+        if self.facts["why"] is not None:
+            return ["facts not checked"]
+        return [f"{self.facts['held']} of {plural(self.facts['total'], 'fact')} held"]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the schema is ``verify`` in docs/json.schema.json."""
@@ -223,9 +235,17 @@ class Evidence:
     def __str__(self) -> str:
         """A plain-text list, a site a paragraph."""
         lines = [f"{self.name}: {self.verdict.value}: {self.line()}"]
+        said: Counter[tuple[str, str]] = Counter()
         for s in self.sites:
-            lines.append(f"  {s.checked.verdict.value:9} {s.key}  {s.primitive} → {s.type}")
-            if s.checked.reason:
-                lines.append(f"            {s.checked.reason}")
+            line = f"  {s.checked.verdict.value:9} {s.key}  {s.primitive} → {s.type}"
+            said[line, s.checked.reason] += 1
+        for (line, reason), times in said.items():
+            lines.append(line if times == 1 else f"{line}, {times} times")
+            if reason:
+                lines.append(f"            {reason}")
+        if self.facts is not None:
+            lines.extend(f"  facts: {text}" for text in self.facts["broken"])
+            if self.facts["why"] is not None:
+                lines.append(f"  facts: {self.facts['why']}")
         lines.extend(f"  note: {n}" for n in self.notes)
         return "\n".join(lines)

@@ -22,7 +22,15 @@ from jax.experimental.pallas import tpu as pltpu
 from ...compat import vma
 from ..grouped_swiglu.problem import VMEM_LIMIT, Extents, Tiling
 from ..grouped_swiglu.reference import boundaries
-from ..grouped_swiglu.tpu import visits, when, without_rest
+from ..grouped_swiglu.tpu import (
+    products,
+    rows_spec,
+    summed,
+    varying_alike,
+    visits,
+    weights_spec,
+    when,
+)
 from .problem import Problem, check_tiling, choose_tiling, extents
 from .reference import dswiglu
 
@@ -53,9 +61,8 @@ def grouped_dswiglu(
     bounds = boundaries(group_sizes, group_offset, size.groups, size.m)
     segments, tiles, count = visits(bounds, size.m, tiling.m)
     steps_k = pl.cdiv(size.k, tiling.k)
-    operands = (bounds, segments, tiles, lhs, rhs, *saved * (2 if problem.together else 1))
-    varying = frozenset().union(*(vma.varying(jax.typeof(x)) for x in operands))
-    operands = tuple(vma.pvary(x, varying - vma.varying(jax.typeof(x))) for x in operands)
+    both = saved * 2 if problem.together else saved
+    operands = varying_alike(bounds, segments, tiles, lhs, rhs, *both)
     rows = tiles_m * tiling.m
     shapes = [(rows, 2 * size.n)] if problem.out_together else [(rows, size.n)] * 2
     like = jax.typeof(operands[0])
@@ -67,8 +74,8 @@ def grouped_dswiglu(
             num_scalar_prefetch=3,
             grid=(columns, count, steps_k),
             in_specs=[
-                pl.BlockSpec((tiling.m, tiling.k), lambda n, v, k, b, s, t: (t[v], k)),
-                _weights_spec(problem, size, tiling),
+                rows_spec(tiling),
+                weights_spec(problem.gemm(problem.out_dtype), size, tiling),
                 *(_saved_spec(tiling, columns * at) for at in halves(problem, problem.together)),
             ],
             out_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(shapes),
@@ -95,16 +102,6 @@ def halves(problem: Problem, together: bool) -> tuple[int, int]:
     if not together:
         return 0, 0
     return (0, 1) if problem.gate_first else (1, 0)
-
-
-def _weights_spec(problem: Problem, size: Extents, tiling: Tiling) -> pl.BlockSpec:
-    def at(n: Any, v: Any, k: Any, bounds: Any, segments: Any, tiles: Any) -> tuple[Any, ...]:
-        # Rows of no group need no weights: those of a neighbour, which are there or come next.
-        group = jnp.clip(segments[v] - 1, 0, size.groups - 1)
-        return (group, n, k) if problem.transpose_rhs else (group, k, n)
-
-    block = (tiling.n, tiling.k) if problem.transpose_rhs else (tiling.k, tiling.n)
-    return pl.BlockSpec((None, *block), at)
 
 
 def _saved_spec(tiling: Tiling, first: int) -> pl.BlockSpec:
@@ -139,23 +136,8 @@ def _kernel(problem: Problem, size: Extents, tiling: Tiling, *refs: Any) -> None
 
     @when(is_group)
     def _() -> None:
-        product = _product(problem, size, tiling, step, lhs, rhs)
-        if not accumulators:
-            store(product)
-            return
-        (accumulator,) = accumulators
-
-        @when(step == 0)
-        def _() -> None:
-            accumulator[...] = product
-
-        @when(step > 0)
-        def _() -> None:
-            accumulator[...] += product
-
-        @when(is_last)
-        def _() -> None:
-            store(accumulator[...])
+        made = products(problem.gemm(problem.out_dtype), size, tiling, step, lhs, rhs)
+        summed(made, accumulators, step, lambda: is_last, store)
 
     @when(jnp.logical_not(is_group) & is_last)
     def _() -> None:
@@ -198,22 +180,6 @@ def _copies(
             pltpu.make_async_copy(kept.at[buffer, part], place, semaphores.at[buffer, part])
         )
     return made
-
-
-def _product(
-    problem: Problem, size: Extents, tiling: Tiling, step: Any, lhs: Any, rhs: Any
-) -> jax.Array:
-    """The tile's product with the weights, in float32."""
-    contracted = 1 if problem.transpose_rhs else 0
-    # Products of bfloat16 are exact in float32, and Mosaic has no other kind for them.
-    precision = problem.precision if lhs.dtype == jnp.float32 else None
-    return lax.dot_general(
-        without_rest(lhs[...], 1, size.k, tiling.k, step),
-        without_rest(rhs[...], contracted, size.k, tiling.k, step),
-        (((1,), (contracted,)), ((), ())),
-        precision=precision,
-        preferred_element_type=jnp.float32,
-    )
 
 
 def _store(values: tuple[jax.Array, ...], kept: Any, buffer: Any, start: Any, end: Any) -> None:

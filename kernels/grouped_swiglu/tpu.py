@@ -10,7 +10,7 @@ grid is dynamic.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -79,9 +79,7 @@ def grouped_swiglu(
     gate_rhs, up_rhs = weights * 2 if problem.fused else weights
     out = pl.BlockSpec((tiling.m, tiling.n), lambda n, v, k, b, s, t: (t[v], n))
     dtypes = [problem.out_dtype] + [problem.gemm_dtype] * (2 * problem.with_gemm)
-    operands = (bounds, segments, tiles, lhs, gate_rhs, up_rhs)
-    varying = frozenset().union(*(vma.varying(jax.typeof(x)) for x in operands))
-    operands = tuple(vma.pvary(x, varying - vma.varying(jax.typeof(x))) for x in operands)
+    operands = varying_alike(bounds, segments, tiles, lhs, gate_rhs, up_rhs)
     call = pl.pallas_call(
         functools.partial(_kernel, problem, size, tiling),
         out_shape=[vma.shape_struct((size.m, size.n), d, jax.typeof(operands[0])) for d in dtypes],
@@ -89,9 +87,9 @@ def grouped_swiglu(
             num_scalar_prefetch=3,
             grid=(pl.cdiv(size.n, tiling.n), count, steps_k),
             in_specs=[
-                pl.BlockSpec((tiling.m, tiling.k), lambda n, v, k, b, s, t: (t[v], k)),
-                _weights_spec(problem, size, tiling, first),
-                _weights_spec(problem, size, tiling, second),
+                rows_spec(tiling),
+                weights_spec(problem, size, tiling, first),
+                weights_spec(problem, size, tiling, second),
             ],
             out_specs=[out] * len(dtypes),
             scratch_shapes=[pltpu.VMEM((tiling.m, tiling.n), jnp.float32)] * 2
@@ -109,6 +107,12 @@ def grouped_swiglu(
     return tuple(call(*operands))
 
 
+def varying_alike(*operands: jax.Array) -> tuple[jax.Array, ...]:
+    """The operands of a kernel, which under a shard_map must all vary over the same axes."""
+    varying = frozenset().union(*(vma.varying(jax.typeof(x)) for x in operands))
+    return tuple(vma.pvary(x, varying - vma.varying(jax.typeof(x))) for x in operands)
+
+
 def when(condition: Any) -> Callable[[Callable[[], None]], None]:
     """`pl.when` with a type."""
 
@@ -118,13 +122,21 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
     return run
 
 
-def _weights_spec(problem: Problem, size: Extents, tiling: Tiling, start: int) -> pl.BlockSpec:
-    """The blocks of one half's weights; ``start`` is the half's first block."""
+def rows_spec(tiling: Tiling) -> pl.BlockSpec:
+    """The blocks of the rows that are multiplied."""
+    return pl.BlockSpec((tiling.m, tiling.k), lambda n, v, k, b, s, t: (t[v], k))
+
+
+def weights_spec(
+    problem: Problem, size: Extents, tiling: Tiling, start: int | None = None
+) -> pl.BlockSpec:
+    """The blocks of the weights, or of one half of them; ``start`` is the half's first block."""
 
     def at(n: Any, v: Any, k: Any, bounds: Any, segments: Any, tiles: Any) -> tuple[Any, ...]:
         # Rows of no group need no weights: those of a neighbour, which are there or come next.
         group = jnp.clip(segments[v] - 1, 0, size.groups - 1)
-        return (group, n + start, k) if problem.transpose_rhs else (group, k, n + start)
+        column = n if start is None else n + start
+        return (group, column, k) if problem.transpose_rhs else (group, k, column)
 
     block = (tiling.n, tiling.k) if problem.transpose_rhs else (tiling.k, tiling.n)
     return pl.BlockSpec((None, *block), at)
@@ -148,34 +160,53 @@ def _kernel(problem: Problem, size: Extents, tiling: Tiling, *refs: Any) -> None
 
     @when(is_group)
     def _() -> None:
-        gate, up = _products(problem, size, tiling, step, lhs, gate_rhs, up_rhs)
-        if not accumulators:
-            store(gate, up)
-            return
-
-        @when(step == 0)
-        def _() -> None:
-            for accumulator, value in zip(accumulators, (gate, up)):
-                accumulator[...] = value
-
-        @when(step > 0)
-        def _() -> None:
-            for accumulator, value in zip(accumulators, (gate, up)):
-                accumulator[...] += value
-
-        @when(step == last)
-        def _() -> None:
-            store(accumulators[0][...], accumulators[1][...])
+        made = products(problem, size, tiling, step, lhs, gate_rhs, up_rhs)
+        summed(made, accumulators, step, lambda: step == last, store)
 
     @when(jnp.logical_not(is_group) & (step == last))
     def _() -> None:
         _store([jnp.zeros(o.shape, o.dtype) for o in outs], outs, start, end)
 
 
-def _products(
+def summed(
+    made: list[jax.Array],
+    accumulators: Sequence[Any],
+    step: Any,
+    is_last: Callable[[], Any],
+    store: Callable[..., None],
+) -> None:
+    """Add up products over the steps along k, and store the sums at the last.
+
+    Args:
+      made: this step's products.
+      accumulators: a reference for each; none where there is one step only.
+      step: its number.
+      is_last: whether it is the last one.
+      store: takes the sums.
+    """
+    if not accumulators:
+        store(*made)
+        return
+
+    @when(step == 0)
+    def _() -> None:
+        for accumulator, value in zip(accumulators, made):
+            accumulator[...] = value
+
+    @when(step > 0)
+    def _() -> None:
+        for accumulator, value in zip(accumulators, made):
+            accumulator[...] += value
+
+    @when(is_last())
+    def _() -> None:
+        store(*(accumulator[...] for accumulator in accumulators))
+
+
+def products(
     problem: Problem, size: Extents, tiling: Tiling, step: Any, lhs: Any, *weights: Any
 ) -> list[jax.Array]:
-    """The tile's products with both weights, in float32."""
+    """The tile's product with each of some weights, in float32."""
     contracted = 1 if problem.transpose_rhs else 0
     # Products of bfloat16 are exact in float32, and Mosaic has no other kind for them.
     precision = problem.precision if lhs.dtype == jnp.float32 else None

@@ -11,6 +11,9 @@ from .cache import CostCache
 from .ladder import measure
 from .model import Cost
 
+_SHOWN = 4
+"""Kinds of operations that a reason names."""
+
 
 def measure_fragment(
     staged: StagedModule, *, limits: Limits | None = None, cache: CostCache | None = None
@@ -45,7 +48,10 @@ def comparable(costs: tuple[Cost, ...]) -> str | None:
     for counter in unknown[1:]:
         if counter != unknown[0]:
             kinds = sorted({kind for kind, _ in (counter - unknown[0]) + (unknown[0] - counter)})
-            return f"no figure on any rung for: {', '.join(kinds)}"
+            named = ", ".join([*kinds[:_SHOWN], *(["…"] if kinds[_SHOWN:] else [])])
+            if costs[0].rung == "salvaged":
+                return f"the analysis was cut short, without a figure for: {named}"
+            return f"no figure on any rung for: {named}"
     return None
 
 

@@ -76,12 +76,10 @@ def climb(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
                 return Answer(None, None, failure=error, lasting=lasting)
             failures.append(error)
         salvaged, broken = profile.read_profiles(profiles)
-        notes = (f"no profile of the whole program: {failures[0].cause}",)
+        notes = [f"no profile of the whole program: {failures[0].cause}"]
         if broken:
-            files = plural(broken, "file")
-            notes += (
-                f"{files} of the analysis {agreeing(broken, 'is', 'are')} cut short: left out",
-            )
+            which = f"{plural(broken, 'file')} of the analysis {agreeing(broken, 'is', 'are')}"
+            notes.append(f"{which} cut short: left out")
         compiled_plain, failure = _plain(staged, dump, limits, failures)
         counted = final_bundles.read_bundles(dump)
         figures = Figures(_rung(salvaged, counted), salvaged, counted)
@@ -89,7 +87,7 @@ def climb(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
         return Answer(
             compiled_plain,
             figures if failure is None else None,
-            notes,
+            tuple(notes),
             failure,
             limits if limited else None,
             lasting=not any(f.killed for f in failures),

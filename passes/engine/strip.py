@@ -108,6 +108,11 @@ class _Stripper:
         cut = demand.cuts.get(index)
         if cut is not None:
             return _cut(eqn, cut.chosen, renamed)
+        part = demand.parts.get(index)
+        if part is not None:
+            for new, old in part.bodies:
+                check_stripped(new, old)
+            return [jaxprs.substitute(part.eqn, renamed)]
         if index not in demand.results:
             return [jaxprs.substitute(eqn, renamed)]
         results, operands = demand.results[index], demand.operands[index]

@@ -7,12 +7,14 @@ of a cond; under `jax.shard_map`, what one device does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ...compat.jaxprs import Eqn
+from ...compat import bodies, jaxprs
+from ...compat.jaxprs import Body, Eqn
+from ...compat.kernel_parts import is_kernel
 from ...compat.primitives import primitive
 from ...matchers.graph import Scope
 from ...matchers.value_walk import Place
@@ -35,15 +37,25 @@ class Spent:
 
 
 def spent(
-    makers: Iterable[Place], passed: Iterable[Place], carries: Iterable[tuple[Scope, int, int]]
+    makers: Iterable[Place],
+    passed: Iterable[Place],
+    carries: Iterable[tuple[Scope, int, int]],
+    left: Callable[[Place], Eqn | None] = lambda place: None,
 ) -> Spent:
-    """The cost of what makes a gradient, of what moves it on, and of the loops that carry it."""
+    """The cost of what makes a gradient, of what moves it on, and of the loops that carry it.
+
+    Args:
+      makers: what makes it.
+      passed: what moves it on.
+      carries: loops that carry it, as scope, equation and result.
+      left: of a kernel that makes something else too, what is left of it without the gradient.
+    """
     counted: Counter[str] = Counter()
     flops = moved = 0
     for scope, index in makers:
-        eqn = scope.eqns[index]
+        eqn, rest = scope.eqns[index], left((scope, index))
         counted[eqn.primitive.name] += 1
-        flops += operations(eqn) * trips(scope)
+        flops += (operations(eqn) - (0 if rest is None else operations(rest))) * trips(scope)
     collectives = {primitive(name) for name in _COLLECTIVES.split()}
     for scope, index in passed:
         eqn = scope.eqns[index]
@@ -55,7 +67,10 @@ def spent(
 
 
 def operations(eqn: Eqn) -> int:
-    """Multiplications and additions of one equation."""
+    """Multiplications and additions of one equation; of a kernel, those of its matrix products."""
+    if is_kernel(eqn):
+        grid = [n for n in eqn.params["grid_mapping"].grid if isinstance(n, int)]
+        return prod(grid) * _products(eqn.params["jaxpr"])
     out = eqn.outvars[0].aval
     if eqn.primitive is primitive("dot_general_p"):
         (contracted, _), _ = eqn.params["dimension_numbers"]
@@ -68,6 +83,16 @@ def operations(eqn: Eqn) -> int:
         features = rhs.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
         return 2 * int(out.size) * int(rhs.size) // int(features)
     return int(eqn.invars[-1].aval.size)
+
+
+def _products(body: Body) -> int:
+    """Of the matrix products in a body, and in those that it carries."""
+    total = 0
+    for eqn in jaxprs.opened(body).eqns:
+        inner = sum(_products(e.body) for e in bodies.carried(eqn).entered)
+        dot = eqn.primitive is primitive("dot_general_p")
+        total += operations(eqn) if dot else inner * _length(eqn)
+    return total
 
 
 def size(aval: Any) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...compat import jaxprs
-from ...compat.jaxprs import Var
+from ...compat.jaxprs import Eqn, Var
+from ...compat.kernel_parts import is_kernel, without
 from ...compat.primitives import primitive
 from ...compat.source import call_stack
 from ...matchers.dataflow import Dataflow
@@ -41,6 +42,8 @@ class Gradient:
     """What reads it, where something does."""
     times_zero: str | None = None
     """The line at which it is multiplied by zero, and nothing else is done with it."""
+    kernel: str = ""
+    """Why the kernel that makes it, and something that is needed, can't do without it."""
     found: str = ""
     """What stands in a declared output that holds no gradient."""
     cost: Spent = field(default_factory=Spent)
@@ -120,11 +123,13 @@ class _Judge:
             demand = self.demands.of(self.root, self.everything, zeroed)
             if not zeroed:
                 break
-            dead, _ = _told_apart(demand)
             # Of a body that several calls share, one that can do without is taken for this one.
-            kept = {o for o in zeroed if not all(map(dead, found[o][1].places))}
+            kept = {o for o in zeroed if not _is_gone(found[o][1], demand)}
             if not kept:
                 break
+            for o in kept:
+                leaf, gradient = found[o]
+                found[o] = leaf, replace(gradient, kernel=_stuck(gradient, demand))
             zeroed -= kept  # what these keep alive may be what others are made of
         gradients = [
             self._finished(
@@ -251,7 +256,9 @@ class _Judge:
             gradient,
             dropped=dropped,
             readers=readers,
-            cost=spent(gradient.places, passed, carries),
+            cost=spent(
+                gradient.places, passed, carries, lambda place: _left(gradient, place, dropped)
+            ),
         )
 
     def _readers(self, walk: Walk, live: Told, but: frozenset[int]) -> tuple[str, ...]:
@@ -331,6 +338,50 @@ def _told_apart(demand: Demand) -> tuple[Told, Told]:
         return any(d is not None and index in d.live for d in contexts.get(id(scope), ()))
 
     return dead, live
+
+
+def _is_gone(gradient: Gradient, demand: Demand) -> bool:
+    """Whether nothing makes a gradient any more, as far as the equations go that made it."""
+    contexts = _contexts(demand)
+
+    def gone(scope: Scope, var: Var) -> bool:
+        place = scope.definition(var)
+        assert place is not None  # the walk ended at what makes it
+        return any(d is None or not _makes(d, *place) for d in contexts.get(id(scope), ()))
+
+    return all(gone(scope, var) for scope, var in gradient.values)
+
+
+def _makes(demand: Demand, index: int, result: int) -> bool:
+    """Whether a result is still made, in a body of which this is needed."""
+    left = demand.parts.get(index)
+    return index in demand.live and (left is None or left.results[result])
+
+
+def _left(gradient: Gradient, place: Place, dropped: bool) -> Eqn | None:
+    """What is left of a kernel without a gradient alone; all of it, where it makes it still."""
+    scope, index = place
+    eqn = scope.eqns[index]
+    if not is_kernel(eqn):
+        return None
+    mine = {var for s, var in gradient.values or _results([place]) if s is scope}
+    needed = [v not in mine for v in eqn.outvars]
+    if not any(needed):
+        return None
+    left = without(eqn, needed) if dropped else "it is needed"
+    return eqn if isinstance(left, str) else left.eqn
+
+
+def _stuck(gradient: Gradient, demand: Demand) -> str:
+    """Why a kernel goes on making a gradient."""
+    contexts = _contexts(demand)
+    said = (
+        d.whole[index]
+        for scope, index in gradient.places
+        for d in contexts.get(id(scope), ())
+        if d is not None and index in d.whole
+    )
+    return next(said, "")
 
 
 def _carry_dropped(demand: Demand, carry: tuple[Scope, int, int]) -> bool:

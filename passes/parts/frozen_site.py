@@ -68,7 +68,7 @@ def _separable(match: Match) -> Reason | None:
     size = sum(v.aval.size * v.aval.dtype.itemsize for _, v in gradient.values)
     kept = f", which keeps {size:,} bytes of results" if size else ""
     return Reason("inseparable", f"what makes the gradient makes something else too{kept}",
-                  f"{match.eqn.primitive.name}, of which another result is read",
+                  gradient.kernel or f"{match.eqn.primitive.name}, of which another result is read",
                   "an equation of the gradient's own")  # fmt: skip
 
 

@@ -1,11 +1,14 @@
 """``relower cost``: exit codes and reports, on costs that are made rather than compiled."""
 
 import importlib.util
+import io
+import re
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from relower.cli import cost as command
 from relower.cli.main import main
@@ -80,6 +83,21 @@ def test_a_regression_is_marked_and_exits_with_1(costs, capfd):
     out = capfd.readouterr().out
     assert "-2,800 REGRESSION" in out
     assert "B costs more: " in out
+
+
+def test_regressions_are_red_on_a_terminal_and_on_the_page(costs, monkeypatch, tmp_path):
+    costs(a=made(FULL), b=made({**FULL, "dynamic_update_slice.3": 500}))
+    out = io.StringIO()
+    terminal = Console(file=out, width=80, force_terminal=True, color_system="standard")
+    monkeypatch.setattr(command, "console", lambda: terminal)
+    assert main(["cost", "x.py:a", "x.py:b", "--html", str(tmp_path / "a.html")]) == 1
+    shown = out.getvalue()
+    assert "\x1b[1;31m-2,800 REGRESSION" in shown
+    assert "\x1b[1;31mB costs more: " in shown
+    assert max(len(re.sub(r"\x1b\[[\d;]*m", "", line)) for line in shown.splitlines()) <= 80
+    page = (tmp_path / "a.html").read_text()
+    assert '<span class="worse">-2,800 REGRESSION</span>' in page
+    assert '<span class="verdict broken">more</span>' in page
 
 
 def sites(*sources):

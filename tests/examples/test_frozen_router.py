@@ -115,7 +115,12 @@ def test_eager():
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(state.params, batch)
     flat = tracing.evaluate(closed, *jax.tree.leaves((state.params, batch)))
     want = jax.tree.unflatten(jax.tree.structure(shape), flat)
-    assert differing(done(state.params, batch), want) == [f"1/{ROUTER}"]
+    got = done(state.params, batch)
+    assert differing(got, want) == [f"1/{ROUTER}"]
+    grads, wanted = got[1], want[1]
+    wanted["layers"]["router"]["kernel"] = grads["layers"]["router"]["kernel"]
+    assert differing(NORM(grads), NORM(wanted)) == []
+    assert differing(UPDATE(state, grads), UPDATE(state, wanted)) == []
 
 
 def test_the_report_is_the_users_tree():

@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from relower import cost, diff, optimize
 from relower.compat import bodies, jaxprs
 from relower.gates.containment import strays
 from relower.lowering import lower
+from relower.passes.parts import block_inverse
 
 
 def rule_inputs(tokens, dims=(2, 3), key_dim=8, value_dim=16, seed=0):
@@ -114,6 +116,81 @@ def test_trains():
     losses = gdn.train(config, jax.jit(gdn.make_step(config), donate_argnums=0), 16)
     assert losses[0] > 3
     assert np.mean(losses[-4:]) < 0.6 * losses[0]
+
+
+# --- by products of blocks, against float64 -------------------------------------------------------
+
+DRAWS = 24
+
+
+class InFloat64:
+    """`jax.numpy` to a module that then computes in float64 what it would in float32."""
+
+    float32 = jnp.float64
+
+    def __getattr__(self, name):
+        return getattr(jnp, name)
+
+
+def rule_gradients(*args):
+    *operands, weights = args
+    weighted = lambda *a: (gdn.delta_rule(*a, chunk=64) * weights).sum()
+    return jax.grad(weighted, argnums=range(5))(*operands)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Inputs, cotangents, and the gradients in float64 of independent draws side by side."""
+    args = rule_inputs(128, dims=(DRAWS, 2))
+    args = (*args, np.random.RandomState(1).randn(*args[2].shape).astype(np.float32))
+    with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
+        patch.setattr(gdn, "jnp", InFloat64())
+        exact = jax.jit(lambda *a: rule_gradients(*a))(*(np.asarray(a, np.float64) for a in args))
+    assert {a.dtype for a in exact} == {np.dtype(np.float64)}
+    return args, [np.asarray(a) for a in exact]
+
+
+def errors(fn, drawn):
+    """How far off each gradient is in each draw, as a part of its size: ``[gradients, draws]``."""
+    args, exact = drawn
+    norm = lambda a: np.linalg.norm(a.reshape(DRAWS, -1), axis=1)
+    found = jax.jit(lambda *a: fn(*a))(*args)
+    return np.array([norm(np.asarray(a, np.float64) - want) / norm(want)
+                     for a, want in zip(found, exact, strict=True)])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def by_solving(drawn):
+    return errors(rule_gradients, drawn)
+
+
+def ratios(by_blocks, by_solving):
+    """Of each gradient, over all draws: a single one is chance, whichever inverse is better."""
+    return np.exp(np.log(by_blocks / by_solving).mean(1))
+
+
+def optimized_inside(*args):
+    *operands, weights = args
+    rule = optimize(partial(gdn.delta_rule, chunk=64), passes=["triangular_inverse"])
+    return jax.grad(lambda *a: (rule(*a) * weights).sum(), argnums=range(5))(*operands)
+
+
+@pytest.mark.parametrize("way", ["optimize(grad)", "grad(optimize)"])
+def test_over_many_draws_the_rule_by_blocks_is_as_exact_as_by_solving(drawn, by_solving, way):
+    fn = optimized_inside
+    if way == "optimize(grad)":
+        fn = optimize(rule_gradients, passes=["triangular_inverse"])
+    found = ratios(errors(fn, drawn), by_solving)
+    assert (found <= 1.10).all(), found
+
+
+def test_products_of_fewer_bits_are_seen_in_every_gradient(monkeypatch, drawn, by_solving):
+    """Sixteen bits of each factor, between the default's eight and float32's 24."""
+    exact = block_inverse.matmul
+    rounded = lambda x: lax.reduce_precision(x, 8, 15)
+    monkeypatch.setattr(block_inverse, "matmul", lambda a, b: exact(rounded(a), rounded(b)))
+    found = ratios(errors(optimized_inside, drawn), by_solving)
+    assert (found > 1.10).all(), found
 
 
 @pytest.mark.parametrize("name", ["real", "real_128_grad"])

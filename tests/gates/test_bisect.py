@@ -11,7 +11,7 @@ import pytest
 import relower
 from relower.cli.main import main
 from relower.gates.bisect import _Search
-from relower.gates.bisect_work import work
+from relower.gates.bisect_work import _of_user, work
 from relower.lowering.errors import InputError
 from relower.passes import registry
 
@@ -105,7 +105,9 @@ def test_the_command(tmp_path, monkeypatch, capfd):
     assert "the check fails with\n    argsort_" in out
     assert "and holds with all others on: disable these" in out
     assert main(["bisect", "step.py:case", "--check", "bits"]) == 0
-    assert "the check holds with all sites on" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "the check holds with all sites on" in out
+    assert "every site on" not in out
     assert main(["bisect", "step.py:case", "--check", "step.py:nothing"]) == 2
     assert "no function 'nothing'" in capfd.readouterr().err
 
@@ -155,3 +157,25 @@ def test_the_site_that_breaks_a_figure_of_the_numerics_gate(monkeypatch):
 def test_numerics_needs_a_case_that_says_what_its_outputs_are():
     with pytest.raises(InputError, match="--check numerics needs numerics="):
         numerics(relower.case(step, *ARGS))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda: True, lambda made, args, more: True, lambda made, *, strict: True]
+)
+def test_a_check_of_other_arguments_is_refused(function):
+    with pytest.raises(InputError, match="takes other arguments than it gets; wanted one, the opt"):
+        _of_user(function, None)
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (lambda made: (made,), (step,)),
+        (lambda made, args: (made, args), (step, (1,))),
+        (lambda *every: every, (step,)),
+        (lambda made, strict=True: (made,), (step,)),
+    ],
+)
+def test_a_check_gets_what_it_takes(function, given):
+    base = dataclasses.make_dataclass("Base", ["args"])((1,))
+    assert _of_user(function, base)(step) == given

@@ -1,5 +1,6 @@
 """Budgets of compiled programs: what holds, what breaks, and what can't be decided."""
 
+import importlib.util
 import math
 from pathlib import Path
 
@@ -185,3 +186,26 @@ def test_from_the_file_to_the_exit_code(tmp_path, monkeypatch):
     assert seen == [("TPU7x:2x2x1", found.timeout, True, None)] * 2
     assert (result.exit_code, result.cells[0].messages) == (2, ("base: temp isn't known: it died",))
     assert len(noted) == steps(found) == 5
+
+
+@pytest.mark.libtpu
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="libtpu isn't installed, so nothing is compiled: install relower[tpu]",
+)
+def test_the_documented_budgets_on_the_compiler(tmp_path):
+    """The packed form keeps them; the stable sort, held to them against the packed one, doesn't."""
+    (tmp_path / "m.py").write_text(CASES.replace("(64,)", "(8192,)").replace("& 7)", "& 511)"))
+    budget = ["cycles <= 1.00x {0}", "temp <= 0.9x {0}", "sorts.operands <= 1"]
+    text = HEAD.partition("[[program.cell]]")[0]
+    for passes, other in (("packed", "base"), ("none", "base+packed")):
+        limits = [b.format(other) for b in budget]
+        text += f'[[program.cell]]\nvariant = "base"\npasses = "{passes}"\n'
+        text += f'differs-from = "{other}"\nbudget = {limits!r}\n'
+    (tmp_path / "relower.toml").write_text(text)
+    kept, broken = run_matrix(load_matrix(tmp_path / "relower.toml")).cells
+    assert kept.messages == ()
+    said = " ".join(broken.messages)
+    assert "cycles is" in said
+    assert "temp is" in said
+    assert "sorts.operands is 2; wanted <= 1" in said

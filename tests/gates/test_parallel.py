@@ -1,11 +1,13 @@
 """Several children at once: order, and no child left when something goes wrong."""
 
 import os
+import tempfile
 import threading
 import time
 
 import pytest
 
+from relower.gates import worker
 from relower.gates.child import ChildFailed, Job, run
 from relower.gates.parallel import in_order
 
@@ -61,3 +63,12 @@ def test_an_error_ends_the_children(cases, error):
     assert {failed.kind for failed in caught} == {"crash"}
     with pytest.raises(ProcessLookupError):
         os.kill(int(begun.read_text()), 0)
+
+
+def test_what_a_compilation_puts_down_lies_in_the_requests_folder(tmp_path, monkeypatch):
+    """Which is removed also where the process that measures is killed."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    request = {"options": {"measure": {"limit": 3.0}}, "target": None}
+    found = worker._choice({**request, "answer": str(tmp_path / "answer.json")})
+    assert found.limit == 3.0
+    assert tempfile.gettempdir() == str(tmp_path)

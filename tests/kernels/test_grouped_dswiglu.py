@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from divisions import GROUPS, divisions, outside
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -21,7 +22,6 @@ from relower.kernels.grouped_swiglu import problem as forward_problem
 from relower.kernels.grouped_swiglu import tpu as forward
 from relower.kernels.grouped_swiglu.problem import Extents, Tiling
 
-GROUPS = 3
 F32, BF16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
 
 
@@ -62,23 +62,6 @@ def data(config, seed=0):
     return g, w, tuple((3 * r.randn(*shape)).astype(config.saved) for _ in range(number))
 
 
-def divisions(config):
-    """Sizes of five groups and the first of three: everything that a boundary can do."""
-    m = config.m
-    tile = config.tiling.m if config.tiling else 128
-    return {
-        "boundaries inside tiles": ([tile // 2, tile + 5, 3, tile, 7], 1),
-        "boundaries on tiles": ([tile, tile, 0, 0, 0], 0),
-        "several groups in a tile": ([3, 2, 1, 4, 2], 1),
-        "one takes all": ([0, m, 0, 0, 0], 0),
-        "one takes all, and is another's": ([m, 0, 0, 0, 0], 1),
-        "empty groups": ([0, 0, tile + 1, 0, 0], 1),
-        "no rows at all": ([0, 0, 0, 0, 0], 1),
-        "every row has a group": ([5, 1, tile, 0, m - tile - 6], 2),
-        "one row each": ([1, 1, 1, 1, 1], 0),
-    }
-
-
 @functools.cache
 def compiled(config, interpreted):
     fn = functools.partial(tpu.grouped_dswiglu, tiling=config.tiling, interpret=True) if (
@@ -96,17 +79,15 @@ def check(config, run=None, seed=0, names=None):
         args = g, w, saved, np.array(sizes, np.int32), np.int32(offset)
         got, want = run(*args), compiled(config, False)(*args)
         assert len(got) == len(want) == (1 if config.problem.out_together else 2)
-        ends = np.cumsum([0, *sizes])
-        outside = np.ones(config.m, bool)
-        outside[ends[offset] : ends[offset + GROUPS]] = False
+        none = outside(config, sizes, offset)
         for a, b in zip(got, want):
             assert a.dtype == b.dtype == config.problem.out_dtype
             a, b = np.asarray(a, F32), np.asarray(b, F32)
             # Sixteen units of float32, as two logistics differ; or one of bfloat16.
             rtol = 4e-6 if config.problem.out_dtype == F32 else 2**-7
             np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6, err_msg=name)
-            assert not a[outside].any()
-            assert a[~outside].any() or not (~outside).any()
+            assert not a[none].any()
+            assert a[~none].any() or not (~none).any()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -163,7 +144,7 @@ MUTANTS = {
         "_store", lambda f: lambda v, k, b, start, end: f(v, k, b, start - 1, end)),
     "the last visit forgotten": ("visits", lambda f: lambda *a: (*f(*a)[:2], f(*a)[2] - 1)),
     "the first step of a sum left out": (
-        "_product", lambda f: lambda *a: f(*a) * (a[3] > 0)),
+        "products", lambda f: lambda *a: [p * (a[3] > 0) for p in f(*a)]),
     "tiles copied to the next tile's place": (
         "_copies", lambda f: lambda *a: f(*a[:-1], lax.rem(a[-1] + 1, 9))),
     "the other buffer copied": (

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from divisions import GROUPS, divisions, outside
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -18,7 +19,6 @@ from relower.kernels.grouped_swiglu import reference, tpu
 from relower.kernels.grouped_swiglu.api import grouped_swiglu
 from relower.kernels.grouped_swiglu.problem import Extents, Problem, Tiling, choose_tiling
 
-GROUPS = 3
 F32, BF16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
 
 
@@ -60,24 +60,6 @@ def data(config, seed=0):
     return x, weights
 
 
-def divisions(config):
-    """Sizes of five groups and the first of three: everything that a boundary can do."""
-    m = config.m
-    tile = config.tiling.m if config.tiling else 128
-    return {
-        "boundaries inside tiles": ([tile // 2, tile + 5, 3, tile, 7], 1),
-        "boundaries on tiles": ([tile, tile, 0, 0, 0], 0),
-        "several groups in a tile": ([3, 2, 1, 4, 2], 1),
-        "one takes all": ([0, m, 0, 0, 0], 0),
-        "one takes all, and is another's": ([m, 0, 0, 0, 0], 1),
-        "empty groups": ([0, 0, tile + 1, 0, 0], 1),
-        "no rows at all": ([0, 0, 0, 0, 0], 1),
-        "every row has a group": ([5, 1, tile, 0, m - tile - 6], 2),
-        "the last groups": ([1, 2, 3, 4, tile + 3], 2),
-        "one row each": ([1, 1, 1, 1, 1], 0),
-    }
-
-
 @functools.cache
 def compiled(config, interpreted):
     fn = functools.partial(tpu.grouped_swiglu, tiling=config.tiling, interpret=True) if (
@@ -111,11 +93,9 @@ def check(config, run=None, seed=0, names=None):
         args = x, weights, np.array(sizes, np.int32), np.int32(offset)
         got = run(*args)
         assert_close(config, got, compiled(config, False)(*args))
-        ends = np.cumsum([0, *sizes])
-        outside = np.ones(config.m, bool)
-        outside[ends[offset] : ends[offset + GROUPS]] = False
-        assert not np.asarray(got[0], F32)[outside].any()
-        assert np.asarray(got[0], F32)[~outside].any() or not (~outside).any()
+        none = outside(config, sizes, offset)
+        assert not np.asarray(got[0], F32)[none].any()
+        assert np.asarray(got[0], F32)[~none].any() or not (~none).any()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -162,7 +142,7 @@ MUTANTS = {
     "the group offset ignored": (
         tpu, "boundaries", lambda f: lambda s, o, g, m: f(s, None, g, m)),
     "gate and up swapped": (
-        tpu, "_weights_spec", lambda f: lambda p, s, t, start: f(p, s, t, 3 - start)),
+        tpu, "weights_spec", lambda f: lambda p, s, t, start: f(p, s, t, 3 - start)),
     "a segment's first row left out": (
         tpu, "_store", lambda f: lambda v, o, start, end: f(v, o, start + 1, end)),
     "the row before a segment overwritten": (
@@ -170,7 +150,7 @@ MUTANTS = {
     "the last visit forgotten": (
         tpu, "visits", lambda f: lambda *a: (*f(*a)[:2], f(*a)[2] - 1)),
     "the first step of a sum left out": (
-        tpu, "_products", lambda f: lambda *a: [v * (a[3] > 0) for v in f(*a)]),
+        tpu, "products", lambda f: lambda *a: [v * (a[3] > 0) for v in f(*a)]),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from relower import explain, optimize
 from relower.passes import late_cast, registry
+from relower.passes.parts import moved
 
 NAME = "late_cast"
 ONE = {NAME: 1}
@@ -332,7 +333,7 @@ MUTANTS = {
     "a window shifted": changed(lambda ws: [jnp.roll(ws[0], 1, 1), *ws[1:]]),
     "NaN payloads lost": changed(lambda ws: [jnp.where(w != w, jnp.nan, w) for w in ws]),
     "another padding": lambda m: m.setattr(
-        late_cast, "_filled", lambda step, i, value, dtype: lax.full((), 0, dtype)
+        moved, "_filled", lambda step, i, value, dtype: lax.full((), 0, dtype)
     ),
     "cotangents added in the narrow type": no_rule,
 }

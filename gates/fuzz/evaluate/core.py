@@ -13,6 +13,7 @@ from ....compat import bodies, jaxprs, tracing
 from ....compat.bodies import Role
 from ....compat.jaxprs import Body, Eqn
 from .collectives import COLLECTIVES, Mesh, Spread
+from .decisions import Decision, decided
 from .mode import PLAIN, Mode
 from .promises import BrokenPromise
 from .rules import RULES
@@ -35,6 +36,8 @@ class Evaluation:
         self.mode = mode
         self.by_jax: dict[str, int] = {}
         """Equations handed to jax itself, by primitive."""
+        self.decisions: list[Decision] | None = None
+        """What floats decided, in order, where it is to be noted."""
 
     def run(self, closed: Body, args: Sequence[Any]) -> list[Any]:
         """The results of a closed jaxpr on arrays."""
@@ -95,6 +98,8 @@ class Evaluation:
         except NotImplementedError:
             outs = self._by_jax(eqn, ins)
         outs = outs if isinstance(outs, list) else [outs]
+        if self.decisions is not None:
+            self.decisions += decided(eqn, ins, outs)
         return [self.mode.settled(np.asarray(v)) for v in outs]
 
     def _by_jax(self, eqn: Eqn, ins: Sequence[Any]) -> list[Any]:

@@ -35,6 +35,21 @@ FOUND = {
                           Node("scatters", 842548032))),)),
         ("packed_psum_scatter",),
     ),
+    # Of the checks: `top_k` told zeros apart by a sign that a contract of rounding doesn't promise.
+    "zeros of two signs": (
+        Plan(t=6, d=8, dtype="float32", transform="none", contract="named", eager=True, mesh=None,
+             some=None, seed=392736058, nodes=(
+                 Node("while", 110087910, (
+                     Node("unchosen", 941516493), Node("spread", 705155261),
+                     Node("argsort", 994217010), Node("while", 640102559, (
+                         Node("solved", 418428983), Node("layer", 591935686))))),
+                 Node("scan", 293729735, (
+                     Node("taps", 301938241), Node("loop", 436957665, (
+                         Node("grouped", 137546838), Node("observed", 562772148))),
+                     Node("weighed", 662366744))),
+                 Node("layer", 482183623))),
+        ("router_grad_from_wo_input",),
+    ),
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """What the gate catches, by which check, and when it says that it can't tell."""
 
 import importlib.util
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relower.gates.numerics.judge import Rule, judge, zeros
+from relower.gates.numerics import work
+from relower.gates.numerics.judge import Rule, first_and_worst, judge, zeros
 from relower.gates.numerics.outputs import Reading
 from relower.gates.numerics.runs import program, replicates, run
 from relower.gates.numerics.work import compare, contract_of
+from relower.gates.numerics_cell import Steps, verdict
 from relower.lowering.errors import InputError
 from relower.lowering.numerics import Numerics
 
@@ -45,25 +48,81 @@ def broken(checks):
     return {f"{c.of} {c.figure}" for c in checks if c.status == "broken"}
 
 
+PAGE = Path(__file__).parents[3] / "docs" / "numerics.md"
+
+
+def written(breakage):
+    """The figures by which the documentation says that something is caught."""
+    row = next(r for r in PAGE.read_text().splitlines() if r.startswith(f"| {breakage} |"))
+    return set(re.findall("`([^`]+)`", row))
+
+
+def said_by_the_gate(checks, figures):
+    """What the gate prints of a control that must be caught by these figures, and is."""
+    found = {
+        "checks": [c.to_json() for c in first_and_worst(checks)], "unclear": [], "zero": [],
+        "waived": [], "steps": 1, "contract": "rounding", "replicate": None, "replicates": 0,
+        "worst": work._worst(checks),
+    }  # fmt: skip
+    wrong, unclear, lines = verdict(found, Steps(caught_by=tuple(figures)), control=True)
+    assert (wrong, unclear) == ([], [])
+    return "\n".join(lines)
+
+
 CAUGHT = {
-    "layout": {"grads/wi l2", "grads/wi cosine"},
-    "halves": {"loss relative", "grads/wi l2"},
-    "sign": {"grads/wo l2", "grads/wo cosine", "grads/wo scale"},
-    "shrunk": {"grads/wi scale", "grads/wi l2"},
-    "nan": {"grads/wi finite", "grad_norm finite"},
-    "tokens": {"tokens_kept exact"},
+    "layout": "the two halves of a gated layer's gradient the wrong way round",
+    "halves": "gate and up swapped",
+    "sign": "the sign of one leaf, all scalars the same",
+    "shrunk": "a gradient shrunk by 0.5 %",
+    "nan": "a NaN in a gradient",
+    "tokens": "one token fewer kept",
 }
 
 
 @pytest.mark.parametrize("name", CAUGHT)
 def test_each_broken_step_is_caught_and_by_which_check(name, base, reference, near):
     made = run(base, 1, cases.make_step(name))
-    found = broken(judge(reference, near, made, Rule("rounding")))
-    assert CAUGHT[name] <= found
+    checks = judge(reference, near, made, Rule("rounding"))
+    figures = written(CAUGHT[name])
+    assert figures
+    assert figures <= broken(checks)
+    text = said_by_the_gate(checks, figures)
+    assert any(f"caught: {figure} " in text for figure in figures)
     if name == "sign":  # every scalar holds
-        assert {check.split()[0] for check in found} == {"grads/wo"}
+        assert {f"{c.of} {c.figure}" for c in checks
+                if c.status == "broken" and not c.of.startswith("params")} == figures  # fmt: skip
     if name == "tokens":
-        assert found == CAUGHT[name]
+        assert broken(checks) == figures
+
+
+def test_what_breaks_later_may_follow_from_what_did_before():
+    """A parameter that is never updated: at the next step everything is another."""
+    leaf = np.arange(1.0, 5.0, dtype=np.float32)
+    scalar = lambda x: {"loss": np.float32(x)}
+    ref = [Reading(scalar(1), {"wo": leaf, "wi": leaf}, {"wo": leaf, "wi": leaf}),
+           Reading(scalar(2), {"wo": leaf, "wi": leaf}, {"wo": leaf, "wi": leaf})]  # fmt: skip
+    made = [Reading(scalar(1), {"wo": leaf, "wi": leaf}, {"wo": leaf * 1.01, "wi": leaf}),
+            Reading(scalar(9), {"wo": -leaf, "wi": leaf[::-1]},
+                    {"wo": leaf * 9, "wi": leaf[::-1]})]  # fmt: skip
+    checks = judge(ref, [], made, Rule("rounding"))
+    first = first_and_worst(c for c in checks if c.status == "broken")[0]
+    assert (first.of, first.step) == ("params/wo", 1)
+    assert (work._worst(checks)["of"], work._worst(checks)["step"]) == ("params/wo", 1)
+    assert "caught: params/wo" in said_by_the_gate(checks, ["params/wo"]).splitlines()[0]
+    with pytest.raises(AssertionError) as error:
+        said_by_the_gate(checks, ["loss"])
+    assert "must be caught by loss, which breaks at step 2 only, behind params/wo" in str(
+        error.value
+    )
+
+
+def test_a_figure_that_holds_is_reported_where_it_is_worst():
+    leaf = np.ones(4, np.float32)
+    readings = lambda *scales: [Reading({}, {"w": leaf * np.float32(s)}, {}) for s in scales]
+    near = [readings(1 + 3e-7, 1 + 3e-7, 1 + 3e-7)]
+    checks = judge(readings(1, 1, 1), near, readings(1, 1 + 3e-7, 1), Rule("rounding"))
+    assert {c.step for c in checks if c.figure == "l2"} == {2}
+    assert broken(checks) == set()
 
 
 def test_a_replicate_agrees_and_is_no_copy(base, reference, near):
@@ -206,9 +265,11 @@ def test_an_inverse_shifted_by_one_is_caught(routed):
     right = config.sort_by_expert
     wrong = replace(config, sort_by_expert=lambda ids, c: (
         right(ids, c)[0], (right(ids, c)[1] + 1) % ids.size))  # fmt: skip
-    found = broken(judge(reference, [], run(base, 1, step(wrong)), Rule("rounding")))
-    assert {"loss relative", "entropy relative", "grads/layers/router l2"} & found
-    assert any(check.startswith("grads/layers/down") for check in found)
+    checks = judge(reference, [], run(base, 1, step(wrong)), Rule("rounding"))
+    figures = written("an inverse permutation shifted by one")
+    assert figures
+    assert figures <= broken(checks)
+    assert "caught: " in said_by_the_gate(checks, figures)
 
 
 def test_reversed_ties_are_caught(routed, monkeypatch):
@@ -223,6 +284,8 @@ def test_reversed_ties_are_caught(routed, monkeypatch):
         return values, x.shape[-1] - 1 - ids
 
     monkeypatch.setattr(jax.lax, "top_k", reversed_ties)
-    found = broken(judge(reference, [], run(base, 1, step()), Rule("rounding")))
-    assert "loss relative" in found
-    assert any(check.startswith("grads/layers/gate") for check in found)
+    checks = judge(reference, [], run(base, 1, step()), Rule("rounding"))
+    figures = written("ties broken the other way round")
+    assert figures
+    assert figures <= broken(checks)
+    assert "caught: " in said_by_the_gate(checks, figures)

@@ -1,6 +1,7 @@
 """Verification says VERIFIED of what keeps its contract, and must be seen to fail otherwise."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 
@@ -323,7 +324,13 @@ def test_a_fact_that_does_not_hold(quick):
     wrong = np.array([1, 7, 3], np.int32)
     found = verify(known, TABLE, wrong, passes=["nonnegative_index"], facts=True, limits=quick)
     assert found.exit_code == 1
-    assert found.facts["broken"] == ["i32[3] in [0, 4]: 7 is above 4"]
+    (broken,) = found.facts["broken"]
+    assert broken.startswith("i32[3] in [0, 4]: 7 is above 4; taken as known by nonnegative_index ")
+    assert re.search(r" at .*test_verify\.py:\d+$", broken)
+    assert found.line() == (
+        "1 of 1 site verified on inputs that obey all facts, 1 of 1 fact broken in the program"
+    )
+    assert broken in str(found)
 
 
 def test_facts_in_the_body_of_a_scan(quick):
@@ -342,6 +349,7 @@ def test_facts_of_a_program_that_is_too_large():
     found = verify(lambda t, i: known(t, i) * jnp.ones((9, 1)), TABLE, PLACES, facts=True,
                    passes=["nonnegative_index"], limits=tiny)  # fmt: skip
     assert "above the limit of 60" in found.facts["why"]
+    assert found.line().endswith("facts not checked")
     assert found.exit_code == 2
 
 

@@ -107,3 +107,11 @@ def test_what_is_not_alike_is_not_compared(scan_text, change, said):
 def test_counts_alone_are_no_cycles(scan_text):
     cost = cost_of(scan_text, {})
     assert compare(cost, cost).unlike == "neither has cycles: both stand on the rung 'counts'"
+
+
+def test_fragments_whose_analysis_was_cut_short_say_so(scan_text):
+    from relower.lowering.cost.fragment import comparable
+
+    a, b = cost_of(scan_text, {"sort.8": 1, "copy.10": 5}), cost_of(scan_text, {"copy.10": 5})
+    assert comparable((a, a)) is None
+    assert comparable((a, b)) == "the analysis was cut short, without a figure for: sort of 2"
