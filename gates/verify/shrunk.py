@@ -89,12 +89,12 @@ def check_shrunk(
     """The verdict on a site at shapes that fit, how it was reached and of what; or why not."""
     reasons: dict[str, None]
     end, reasons, tried = time.monotonic() + limits.seconds, {}, set[str]()
-    producers: set[int] = set()
+    producers: set[frozenset[int]] = set()
     for depth, floats in _levels(piece.ancestry.depth):
         problem = build(piece, depth, floats)
-        if problem.producers in producers:
+        if problem.taken in producers:
             continue
-        producers.add(problem.producers)
+        producers.add(problem.taken)
         for part, scale in _tried(problem, piece, limits):
             if time.monotonic() > end:
                 break
