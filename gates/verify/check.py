@@ -77,7 +77,7 @@ def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Check
     end = time.monotonic() + limits.seconds
     broken: tuple[Broken, Problem, Level] | None = None
     reasons: dict[str, None] = {}
-    deepest, tried = piece.ancestry.depth, set[int]()
+    deepest, tried = piece.ancestry.depth, set[frozenset[int]]()
     levels = _levels(deepest)
     while levels:
         depth, floats = levels.pop(0)
@@ -88,9 +88,9 @@ def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Check
             if problem.unshared and (depth < deepest or not floats):
                 reasons[_unshared(problem)] = None
                 continue
-            if problem.producers in tried:
+            if problem.taken in tried:
                 continue
-            tried.add(problem.producers)
+            tried.add(problem.taken)
             _within(problem, limits)
             found, tally = run(problem, contract, limits, end)
         except (Unrunnable, NoInputs, OverLimit) as error:

@@ -36,6 +36,8 @@ class Problem:
     region: Region
     producers: int
     """Equations before the site that are run with it."""
+    taken: frozenset[int]
+    """Their ids."""
     unshared: tuple[str, ...]
     """Types of inputs that only the rewrite reads: nothing here says what they are."""
     across: bool
@@ -162,6 +164,7 @@ def build(piece: Piece, depth: int, floats: bool = True) -> Problem:
     eqns = (*before.eqns, *after.eqns)
     avals = [a.aval for e in eqns for a in (*e.invars, *e.outvars)]
     work, size = cost(before.eqns), cost(after.eqns)
+    own = set(map(id, (*piece.before.eqns, *piece.after.eqns)))
     return Problem(
         before=Cut(before.eqns, inputs, before.outputs),
         after=Cut(after.eqns, inputs, after.outputs),
@@ -170,6 +173,7 @@ def build(piece: Piece, depth: int, floats: bool = True) -> Problem:
         producers=max(
             len(before.eqns) - len(piece.before.eqns), len(after.eqns) - len(piece.after.eqns)
         ),
+        taken=frozenset(id(e) for e in eqns if id(e) not in own),
         unshared=tuple(v.aval.str_short(short_dtypes=True) for v in only_after),
         across=any(e.effects for e in eqns),
         arithmetic=any(map(_computes, eqns)),

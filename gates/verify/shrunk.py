@@ -35,6 +35,8 @@ from .verdict import Checked, Verdict
 
 ROOM = 1.5
 """How often what is run should fit the limits, for it is run many times."""
+ROUNDED_ROOM = 12.0
+"""The same where errors are averaged over many runs, in float64 and of derivatives, too."""
 
 
 class CannotShrink(Exception):
@@ -89,13 +91,14 @@ def check_shrunk(
     """The verdict on a site at shapes that fit, how it was reached and of what; or why not."""
     reasons: dict[str, None]
     end, reasons, tried = time.monotonic() + limits.seconds, {}, set[str]()
-    producers: set[int] = set()
+    producers: set[frozenset[int]] = set()
+    room = ROUNDED_ROOM if contract is Contract.ROUNDING else ROOM
     for depth, floats in _levels(piece.ancestry.depth):
         problem = build(piece, depth, floats)
-        if problem.producers in producers:
+        if problem.taken in producers:
             continue
-        producers.add(problem.producers)
-        for part, scale in _tried(problem, piece, limits):
+        producers.add(problem.taken)
+        for part, scale in _tried(problem, piece, limits, room):
             if time.monotonic() > end:
                 break
             try:
@@ -144,13 +147,16 @@ def _vars(part: Cut) -> list[Any]:
     return [v for v in (*part.inputs, *eqns) if hasattr(v.aval, "shape")]
 
 
-def _tried(problem: Problem, piece: Piece, limits: Any) -> Iterator[tuple[Cut, Smaller]]:
+def _tried(
+    problem: Problem, piece: Piece, limits: Any, room: float
+) -> Iterator[tuple[Cut, Smaller]]:
     """What to make smaller, and how: where devices talk, without that first and then with it."""
     alone = with_context(problem, piece, talk=False)
     together = with_context(problem, piece, talk=True)
     for part in (alone, together) if len(together.eqns) > len(alone.eqns) else (alone,):
-        for scale in _scales(problem, part, limits):
-            yield part, scale
+        for often in dict.fromkeys((room, ROOM)):
+            for scale in _scales(problem, part, limits, often):
+                yield part, scale
 
 
 def with_context(problem: Problem, piece: Piece, talk: bool) -> Cut:
@@ -180,11 +186,11 @@ def with_context(problem: Problem, piece: Piece, talk: bool) -> Cut:
     return Cut(tuple(eqns), inputs, outputs)
 
 
-def _scales(problem: Problem, part: Cut, limits: Any) -> Iterator[Smaller]:
+def _scales(problem: Problem, part: Cut, limits: Any, room: float) -> Iterator[Smaller]:
     """Divisors that make a site fit, the gentlest first."""
     sizes = Counter(n for v in _vars(part) for n in v.aval.shape if n >= LEAST)
-    large = max(ROOM * problem.bytes / limits.bytes, 1.0)
-    heavy = max(ROOM * problem.work / limits.work, 1.0)
+    large = max(room * problem.bytes / limits.bytes, 1.0)
+    heavy = max(room * problem.work / limits.work, 1.0)
     yield from assignments(part, large, heavy, (256, 128, 32))
     work, size = cost(part.eqns)
     size += sum(v.aval.size * v.aval.dtype.itemsize for v in part.inputs)

@@ -115,7 +115,7 @@ MANY = jax.ShapeDtypeStruct((64, 64, 64), jnp.float32)
 
 def test_as_many_matrices_as_rows_are_divided_and_the_rows_stay():
     """At fewer rows than 32 the pass doesn't apply, which divides all of a number."""
-    found, asked, _ = tried(jax.vmap(inverses), "triangular_inverse", MANY, size=1 << 24,
+    found, asked, _ = tried(jax.vmap(inverses), "triangular_inverse", MANY, size=1 << 27,
                             fits=lambda shape: shape[-1] == 64)  # fmt: skip
     assert found[0].shrunk
     assert found[0].notes == ("at shrunk shapes: 64 → 8",)
