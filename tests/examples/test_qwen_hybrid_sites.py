@@ -119,6 +119,17 @@ def test_the_numbers_have_a_cell_that_agrees_and_a_control():
         assert set(steps[name].numerics.metrics) >= {"loss"}
 
 
+def test_the_budgets_are_of_the_real_size():
+    """Read only: they are compiled where libtpu is (.ci/libtpu)."""
+    choice, inverse = load_matrix(GATE.with_name("cost.toml")).cells
+    for cell in (choice, inverse):
+        assert cell.node.choice.contract == "rounding"
+        assert not cell.identical
+    assert {b.metric for b in choice.budgets} == {"cycles", "temp", "sorts.operands"}
+    shapes = {n: [a.shape for a in c.args] for n, c in cases.parts().items()}
+    assert shapes == {"choice": [(4096, 512)], "inverse": [(2, 32, 64, 64, 64)]}
+
+
 @pytest.fixture(scope="module")
 def rewritten():
     case = cases.real()
