@@ -107,7 +107,10 @@ def test_all_that_is_by_hand_goes_together():
 
 def test_the_numbers_have_a_cell_that_agrees_and_a_control():
     """Read only: running it takes minutes (docs/qwen_hybrid.md)."""
-    agrees, control = load_matrix(GATE.with_name("numerics.toml")).cells
+    agrees, rounding, control = load_matrix(GATE.with_name("numerics.toml")).cells
+    assert rounding.identical
+    assert rounding.node.choice.contract == "rounding"
+    assert rounding.node.spec.endswith("step[wide]")
     assert agrees.identical
     assert agrees.node.choice.passes == "default"
     assert agrees.numerics.steps == 3
