@@ -38,9 +38,9 @@ STEP = Path(__file__).resolve().parents[1] / "examples" / "routed_moe.py"
 EXPLAINED = 0.9
 
 
-def whole(case: Case, limit: float) -> Cost | str:
+def whole(case: Case, limit: float, analysis: bool) -> Cost | str:
     try:
-        return relower.cost(case, limit=limit)
+        return relower.cost(case, limit=limit, analysis=analysis)
     except InputError as error:
         return str(error)
 
@@ -112,6 +112,9 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one compilation")
     parser.add_argument("--decide", action="store_true", help='as choose="measured" does')
     parser.add_argument("--sites-only", action="store_true", help="don't compile the whole step")
+    parser.add_argument(
+        "--no-analysis", action="store_true", help="of the whole step: counts and memory only"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -129,8 +132,9 @@ def main() -> int:
     found: dict[str, Any] = {"sum": asdict(sum_of_sites(report.to_json()))}
     costs: list[Cost | str] = ["not compiled"] * 2
     if not options.sites_only:
-        costs = [whole(case, options.limit)]
-        costs.append(whole(rewritten(case, options.contract, choose), options.limit))
+        analysis = not options.no_analysis
+        costs = [whole(case, options.limit, analysis)]
+        costs.append(whole(rewritten(case, options.contract, choose), options.limit, analysis))
     found["before"], found["after"] = map(described, costs)
     found["explained"] = None
     a, b = costs

@@ -37,6 +37,9 @@ def add(commands: Subparsers, summary: str) -> None:
     parser.add_argument("b", nargs="?", help="compare with this; with --passes-b alone, A again")
     parser.add_argument("--ops", type=int, default=OPS_SHOWN, metavar="N", help="lines to show")
     parser.add_argument("--bundles", action="store_true", help="count the final VLIW bundles too")
+    parser.add_argument(
+        "--no-analysis", action="store_true", help="counts and memory only: compile once"
+    )
     parser.add_argument("--html", metavar="FILE", help="write the report as a page here too")
     parser.add_argument(
         "--no-cache", action="store_true", help="compile also what was compiled before"
@@ -150,4 +153,5 @@ def measured(options: argparse.Namespace, spec: str, passes: str | None) -> Cost
         staged = StagedModule.load(folder)
     with status(f"compiling {spec} for {staged.target}"):
         cache = None if options.no_cache else user_cache()
-        return measure(staged, limits=limits, bundles=options.bundles, cache=cache)
+        how = {"bundles": options.bundles, "analysis": not options.no_analysis}
+        return measure(staged, limits=limits, cache=cache, **how)

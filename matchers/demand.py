@@ -76,14 +76,19 @@ class Demands:
     """The demands on the bodies of one program."""
 
     def __init__(
-        self, cut: CutAt = lambda scope, index: None, at: frozenset[Any] | None = None
+        self,
+        cut: CutAt = lambda scope, index: None,
+        at: frozenset[Any] | None = None,
+        given_up: frozenset[Var] = frozenset(),
     ) -> None:
         """What is needed where some operands aren't really read.
 
         Args:
           cut: says of which equations.
           at: the primitives that these are of; None for any.
+          given_up: results of kernels that go although nothing read them in the first place.
         """
+        self._given_up = given_up
         self._cut = cut
         self._plain_but_for = None if at is None else at | _pairwise()
         self._known: dict[tuple[Any, ...], Demand] = {}
@@ -173,10 +178,11 @@ class Demands:
     def _separate(self, demand: Demand, index: int, eqn: Eqn, needed: tuple[bool, ...]) -> None:
         """A kernel without the results that aren't needed any more, where there is such a one.
 
-        One that nothing read in the first place stays, as whoever wrote the kernel left it.
+        One that nothing read in the first place stays, as whoever wrote the kernel left it, unless
+        it is given up.
         """
-        scope = demand.scope
-        needed = tuple(n or not scope.readers(v) for n, v in zip(needed, eqn.outvars, strict=True))
+        left = (not demand.scope.readers(v) and v not in self._given_up for v in eqn.outvars)
+        needed = tuple(map(bool.__or__, needed, left))
         if all(needed):
             return
         found = kernel_parts.without(eqn, needed)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..compat import jaxprs
 from ..compat.bodies import Role
+from ..compat.kernel_parts import is_kernel
 from ..compat.primitives import primitive
 from ..compat.source import call_stack
 from .dataflow import Dataflow
@@ -43,6 +44,19 @@ def transposed_makers(flow: Dataflow) -> list[Place]:
         if not _in_kernel(scope)
         for index, eqn in enumerate(scope.eqns)
         if eqn.primitive in makers() and is_transposed(scope, index)
+    ]
+
+
+def transposed_kernels(flow: Dataflow) -> list[Place]:
+    """Every Pallas kernel of a backward pass that makes several results."""
+    return [
+        (scope, index)
+        for scope in flow.scopes
+        if not _in_kernel(scope)
+        for index in scope.children
+        if len(scope.eqns[index].outvars) > 1
+        and is_kernel(scope.eqns[index])
+        and is_transposed(scope, index)
     ]
 
 

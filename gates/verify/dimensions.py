@@ -161,6 +161,9 @@ def _by_size(dims: Dimensions, eqn: Eqn) -> None:
 
 def _dimwise(dims: Dimensions, eqn: Eqn) -> None:
     """Pieces of an array: each dimension as the result's."""
+    if any(len(_shape(a)) != len(_shape(eqn.outvars[0])) for a in eqn.invars if _shape(a)):
+        _by_size(dims, eqn)
+        return
     for a in eqn.invars:
         if _shape(a):
             for out in eqn.outvars:
@@ -257,6 +260,7 @@ def groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[i
 
 
 _RULES: dict[str, Callable[[Dimensions, Eqn], None]] = {
+    "all_gather": _dimwise,
     "broadcast_in_dim": _broadcast,
     "concatenate": _dimwise,
     "dot_general": _dot,
@@ -264,6 +268,7 @@ _RULES: dict[str, Callable[[Dimensions, Eqn], None]] = {
     "dynamic_update_slice": _dimwise,
     "iota": lambda dims, eqn: None,
     "pad": _dimwise,
+    "reduce_scatter": _dimwise,
     "reshape": _reshape,
     "slice": _dimwise,
     "split": _dimwise,

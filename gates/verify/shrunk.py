@@ -20,11 +20,13 @@ import numpy as np
 from ...compat import bodies, jaxprs
 from ...compat.jaxprs import Atom, Body, Eqn, Var
 from ...compat.tracing import Tracer
+from ...lowering.fragment import by_hand_on
 from ...matchers.fact import UNKNOWN, Constant, Fact
 from ...passes.base import Contract, Pass
-from ...passes.engine.fragments import Cut
+from ...passes.engine.fragments import Cut, Region
 from ...passes.engine.rewrite import rewrite
 from .check import Level
+from .devices import devices_of
 from .dimensions import LEAST, SMALLEST
 from .divided import ByDimension, assignments
 from .problem import OF_REWRITE, Problem, build, cost
@@ -93,12 +95,11 @@ def check_shrunk(
         if problem.producers in producers:
             continue
         producers.add(problem.producers)
-        part = with_context(problem, piece)
-        for scale in _scales(problem, part, limits):
+        for part, scale in _tried(problem, piece, limits):
             if time.monotonic() > end:
                 break
             try:
-                small, facts = shrunk(part, piece.ancestry.facts, scale)
+                small, facts = shrunk(part, piece.ancestry.facts, scale, piece.region)
                 if _known(small, facts, tried):
                     continue
                 found = _rewritten(small, facts, p, piece, problem)
@@ -143,19 +144,36 @@ def _vars(part: Cut) -> list[Any]:
     return [v for v in (*part.inputs, *eqns) if hasattr(v.aval, "shape")]
 
 
-def with_context(problem: Problem, piece: Piece) -> Cut:
+def _tried(problem: Problem, piece: Piece, limits: Any) -> Iterator[tuple[Cut, Smaller]]:
+    """What to make smaller, and how: where devices talk, without that first and then with it."""
+    alone = with_context(problem, piece, talk=False)
+    together = with_context(problem, piece, talk=True)
+    for part in (alone, together) if len(together.eqns) > len(alone.eqns) else (alone,):
+        for scale in _scales(problem, part, limits):
+            yield part, scale
+
+
+def with_context(problem: Problem, piece: Piece, talk: bool) -> Cut:
     """What stood there, with its producers, and those of what the rewrite alone reads.
 
-    What the site reads is needed elsewhere, or it would have gone with the site. Where devices
-    talk, their results are taken as given.
+    What the site reads is needed elsewhere, or it would have gone with the site; but for what
+    devices send each other.
+
+    Args:
+        problem: the site, with some of its producers.
+        piece: the site.
+        talk: whether to take what devices send each other in, too, or as given.
     """
     own = set(map(id, piece.after.eqns))
     context = [e for e in problem.after.eqns if id(e) not in own]
     known = set(map(id, context))
     eqns = [*context, *(e for e in problem.before.eqns if id(e) not in known)]
-    eqns = [e for e in eqns if not e.effects or id(e) in set(map(id, piece.before.eqns))]
+    site = set(map(id, piece.before.eqns))
+    eqns = [e for e in eqns if talk or not e.effects or id(e) in site]
     made = {v for e in eqns for v in e.outvars}
-    read = [v for v in (*piece.before.inputs, *piece.after.inputs) if v in made]
+    # A collective has effects, so that it stays though nothing reads it.
+    stays = piece.after.inputs if talk else (*piece.before.inputs, *piece.after.inputs)
+    read = [v for v in stays if v in made and not (talk and v in piece.before.inputs)]
     outputs = tuple(dict.fromkeys((*problem.before.outputs, *read)))
     atoms = (*(a for e in eqns for a in e.invars), *outputs)
     inputs = tuple(dict.fromkeys(a for a in atoms if jaxprs.is_var(a) and a not in made))
@@ -181,8 +199,12 @@ def _scales(problem: Problem, part: Cut, limits: Any) -> Iterator[Smaller]:
     yield from assignments(part, large, heavy, (SMALLEST,))
 
 
-def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Smaller) -> tuple[Body, tuple[Fact, ...]]:
+def shrunk(
+    part: Cut, facts: Mapping[Var, Fact], scale: Smaller, region: Region | None = None
+) -> tuple[Body, tuple[Fact, ...]]:
     """Equations at other shapes, as a program, and what is known of its inputs.
+
+    Where devices talk, the program is one of them all, and nothing is known.
 
     Raises:
         CannotShrink: an equation doesn't stand there, or means something else.
@@ -196,8 +218,12 @@ def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Smaller) -> tuple[Body, 
             _step(eqn, env, scale, done)
         return [_read(a, env, scale) for a in part.outputs]
 
+    across = region is not None and any(e.effects for e in part.eqns)
     types = [_struct(v, scale) for v in part.inputs]
     try:
+        if across:
+            assert region is not None
+            return _of_all(part, scale, region, run), (UNKNOWN,) * len(types)
         closed = jax.make_jaxpr(run)(*types)
     except CannotShrink:
         raise
@@ -205,6 +231,18 @@ def shrunk(part: Cut, facts: Mapping[Var, Fact], scale: Smaller) -> tuple[Body, 
         line = next((s for s in str(error).splitlines() if s.strip()), "")[:160]
         raise CannotShrink(f"at smaller shapes: {type(error).__name__}: {line}") from error
     return closed, tuple(_fact(facts.get(v, UNKNOWN), scale) for v in part.inputs)
+
+
+def _of_all(part: Cut, scale: Smaller, region: Region, run: Callable[..., list[Any]]) -> Body:
+    """The program of all devices of the site's mesh, each of which runs the smaller part."""
+    import jax
+
+    mesh, _ = devices_of(region)
+    own = region.fragment(part)
+    ports = tuple(replace(p, shape=scale.shape(v)) for p, v in zip(own.inputs, part.inputs))
+    fn, types = by_hand_on(replace(own, fn=run, inputs=ports), mesh)
+    with jax.set_mesh(mesh):
+        return jax.make_jaxpr(fn)(*types)
 
 
 def _struct(var: Var, scale: Smaller) -> Any:

@@ -24,6 +24,7 @@ def cost(
     limit: float | None = 600.0,
     memory_limit: int | None = 16 * 2**30,
     bundles: bool = False,
+    analysis: bool = True,
     cache: bool = True,
     **kwargs: Any,
 ) -> Cost:
@@ -38,6 +39,8 @@ def cost(
         limit: seconds for each compilation; None waits for ever.
         memory_limit: bytes of host memory for each compilation; None sets none.
         bundles: count the final schedule's bundles although there are cycles.
+        analysis: run the compiler's static analysis. Without, a program that it would die on, or
+            take too long for, is compiled once, and has counts and memory.
         cache: look for what the compiler said of the same program before, and keep what it says.
         **kwargs: the function's keyword arguments.
 
@@ -57,4 +60,5 @@ def cost(
         chosen = Case(plain.fn, plain.args, kwargs)
     staged = stage_module(chosen, target)
     limits = Limits(limit, memory_limit)
-    return measure(staged, limits=limits, bundles=bundles, cache=user_cache() if cache else None)
+    kept = user_cache() if cache else None
+    return measure(staged, limits=limits, bundles=bundles, analysis=analysis, cache=kept)

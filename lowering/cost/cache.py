@@ -119,7 +119,7 @@ def user_cache() -> CostCache | None:
     return CostCache(default_folder() / "cost")
 
 
-def key_of(staged: StagedModule, bundles: bool) -> str:
+def key_of(staged: StagedModule, bundles: bool, analysis: bool = True) -> str:
     """A digest of all that the compiler's answer depends on."""
     asked = {
         "format": FORMAT,
@@ -127,6 +127,7 @@ def key_of(staged: StagedModule, bundles: bool) -> str:
         "settings": staged.settings,
         "target": staged.target,
         "bundles": bundles,
+        **({} if analysis else {"analysis": False}),
         "versions": versions(),
         "variables": {name: os.environ.get(name) for name in _READ},
         "library": _library(),

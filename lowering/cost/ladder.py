@@ -27,6 +27,7 @@ def measure(
     *,
     limits: Limits | None = None,
     bundles: bool = False,
+    analysis: bool = True,
     cache: CostCache | None = None,
 ) -> Cost:
     """The cost of a program.
@@ -38,6 +39,7 @@ def measure(
         staged: from `stage_module`.
         limits: of each compilation.
         bundles: whether to count final bundles although there are cycles.
+        analysis: whether to try the compiler's static analysis at all.
         cache: where the compiler's answer may be found, and is kept; None compiles.
 
     Raises:
@@ -45,10 +47,11 @@ def measure(
     """
     chip_of(staged.target)
     limits = limits or Limits()
-    key = "" if cache is None else key_of(staged, bundles)
+    key = "" if cache is None else key_of(staged, bundles, analysis)
     answer = None if cache is None else cache.find(key, limits)
     if answer is None:
-        answer = climb(staged, limits, bundles)
+        way = climb if analysis else without_analysis
+        answer = way(staged, limits, bundles)
         if cache is not None:
             cache.store(key, answer)
     if answer.failure is not None:
@@ -92,6 +95,22 @@ def climb(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
             limits if limited else None,
             lasting=not any(f.killed for f in failures),
         )
+
+
+def without_analysis(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
+    """Compiles a program once, for its counts and memory."""
+    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+        dump = Path(folder)
+        flags = final_bundles.flags(dump) if bundles else []
+        try:
+            compiled = compile_staged(staged, flags=flags, limits=limits)
+        except CompileFailed as error:
+            limited = limits if error.kind in ("time", "memory") else None
+            lasting = error.kind not in ("missing", "target") and not error.killed
+            return Answer(None, None, failure=error, limited=limited, lasting=lasting)
+        counted = final_bundles.read_bundles(dump)
+        notes = ("no cycles: the static analysis wasn't asked for",)
+        return Answer(compiled, Figures(_rung({}, counted), {}, counted), notes)
 
 
 def _plain(

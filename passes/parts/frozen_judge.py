@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...compat import jaxprs
@@ -17,10 +17,18 @@ from ...matchers.demand import Demand, Demands
 from ...matchers.graph import Scope
 from ...matchers.unchanged import unchanged
 from ...matchers.value_walk import Place, Walk, Walker, backward
-from ...matchers.weight_gradient import Parameters, is_transposed, makers, shapes, transposed_makers
+from ...matchers.weight_gradient import (
+    Parameters,
+    is_transposed,
+    makers,
+    shapes,
+    transposed_kernels,
+    transposed_makers,
+)
 from ..frozen import Declared, Request
 from .frozen_cost import Spent, spent
 from .frozen_masks import Cutter, masks
+from .frozen_told import Told, carry_dropped, contexts, makes, told_apart
 
 READERS_SHOWN = 3
 
@@ -60,21 +68,24 @@ class Judged:
 
 def judge(flow: Dataflow, request: Request) -> Judged | None:
     """Judge a program; None where it has no backward pass and nothing is declared."""
-    made = transposed_makers(flow)
-    if not flow.root.eqns or not (made or request.leaves):
+    made, kernels = transposed_makers(flow), transposed_kernels(flow)
+    if not flow.root.eqns or not (made or kernels or request.leaves):
         return None
-    return _Judge(flow, request, made).run()
+    return _Judge(flow, request, made, kernels).run()
 
 
 class _Judge:
-    def __init__(self, flow: Dataflow, request: Request, made: list[Place]) -> None:
+    def __init__(
+        self, flow: Dataflow, request: Request, made: list[Place], kernels: list[Place]
+    ) -> None:
         self.root = flow.root
         self.flow = flow
         self.request = request
         self.made = made
         self.walker = Walker()
         self.cutter = Cutter(lambda: self.walker.onward(_results(self._starts())).values)
-        self.demands = Demands(lambda s, i: self.cutter.cut(s, i, request.finite_grads), masks())
+        self.kernels = kernels
+        self.demands = self._demands()
         self.unchanged = unchanged(self.root)
         self.everything = (True,) * len(jaxprs.opened(self.root.body).outvars)
 
@@ -91,14 +102,19 @@ class _Judge:
             for index, eqn in enumerate(scope.eqns)
             if eqn.primitive is primitive("reduce_sum_p") and is_transposed(scope, index)
         ]
-        return self.made + sums
+        return self.made + sums + self.kernels
+
+    def _demands(self, given_up: frozenset[Var] = frozenset()) -> Demands:
+        cut = lambda s, i: self.cutter.cut(s, i, self.request.finite_grads)
+        return Demands(cut, masks(), given_up)
 
     def run(self) -> Judged:
         declared, demand = self._declared()
-        found = list(declared)
+        of_kernels, demand = self._of_kernels(declared, demand)
+        found = [*declared, *of_kernels]
         claimed = {_key(p) for g in declared for p in g.places}
         rest = [p for p in self.made if _key(p) not in claimed]
-        dead, _ = _told_apart(demand)
+        dead, _ = told_apart(demand)
         needed = [p for p in rest if not dead(p)]
         named = any(g.dropped for g in declared)
         evident = [p for p in rest if dead(p) and self._is_evident(p)]
@@ -185,6 +201,46 @@ class _Judge:
         kept = [sorted(inputs[position].aval.shape) for position in self.unchanged]
         return any(shape in kept for shape in shapes(scope.eqns[index]))
 
+    def _of_kernels(
+        self, declared: Sequence[Gradient], demand: Demand
+    ) -> tuple[list[Gradient], Demand]:
+        """Results of a backward pass's kernels that are masked, or that nothing reads at all.
+
+        The latter are gradients where a parameter of their shape is returned as it was.
+        """
+        known = {v for g in declared for _, v in g.values}
+        calls = contexts(demand)
+        found = [
+            Gradient(path, False, ((scope, index),), ((scope, var),))
+            for scope, index in self.kernels
+            for var in scope.eqns[index].outvars
+            if var not in known
+            and all(
+                d and index in d.live and var not in d.read for d in calls.get(id(scope), [None])
+            )
+            for path in self._parameter_of(scope, var)
+        ]
+        if found:
+            self.demands = self._demands(frozenset(v for g in found for _, v in g.values))
+            demand = self.demands.of(self.root, self.everything, demand.zeroed)
+        named = any(g.dropped for g in declared)
+        gradients = [
+            self._finished(
+                replace(g, kernel=_stuck(g, demand)), demand, dropped=_is_gone(g, demand)
+            )
+            for g in found
+            if g.path is not None or not named
+        ]  # fmt: skip
+        return gradients, demand
+
+    def _parameter_of(self, scope: Scope, var: Var) -> Iterator[str | None]:
+        """The parameter whose gradient a result of a kernel seems to be; nothing if it is none."""
+        inputs, shape = jaxprs.invars(self.root.body), sorted(var.aval.shape)
+        alike = [p for p in self.unchanged if sorted(inputs[p].aval.shape) == shape]
+        walk = self.walker.onward([(scope, var)])
+        if alike or any(self.cutter.cut(s, i, True) is not None for s, i in walk.passed):
+            yield self._input(alike[0]) if len(alike) == 1 else None
+
     def _grouped(self, places: Sequence[Place], demand: Demand, dropped: bool) -> list[Gradient]:
         """A gradient for each parameter; what is of none goes along with them."""
         groups: dict[tuple[int, ...], list[Place]] = {}
@@ -205,7 +261,7 @@ class _Judge:
     def _times_zero(self, places: Sequence[Place], demand: Demand) -> list[Gradient]:
         assuming = Demands(lambda s, i: self.cutter.cut(s, i, True), masks())
         without = assuming.of(self.root, self.everything, demand.zeroed)
-        dead, _ = _told_apart(without)
+        dead, _ = told_apart(without)
         line = _place_of(*self.cutter.zeros[0])
         evident = [p for p in places if dead(p) and self._is_evident(p)]
         gradients = self._grouped(evident, demand, dropped=False)
@@ -237,7 +293,7 @@ class _Judge:
         walk = self.walker.onward(_results(gradient.places))
         of = {i for p in gradient.places for i in self.parameters.behind(p)}
         updated = any(self.unchanged.get(i, False) for i in of)
-        _, live = _told_apart(demand)
+        _, live = told_apart(demand)
         if updated and walk.outputs:
             return True
         return any(map(live, walk.readers)) and not walk.outputs
@@ -248,9 +304,9 @@ class _Judge:
         self, gradient: Gradient, demand: Demand, dropped: bool, but: Iterable[int] = ()
     ) -> Gradient:
         walk = self.walker.onward(gradient.values or _results(gradient.places))
-        dead, live = _told_apart(demand)
+        dead, live = told_apart(demand)
         passed = [p for p in walk.passed if dead(p) or not dropped]
-        carries = [c for c in walk.carries if not dropped or _carry_dropped(demand, c)]
+        carries = [c for c in walk.carries if not dropped or carry_dropped(demand, c)]
         readers = () if dropped else self._readers(walk, live, frozenset(but))
         return replace(
             gradient,
@@ -293,9 +349,6 @@ def _place_of(scope: Scope, index: int) -> str:
     return f"{line}, called at {file}:{number}"
 
 
-Told = Callable[[Place], bool]
-
-
 def _key(place: Place) -> tuple[int, int]:
     return id(place[0]), place[1]
 
@@ -304,58 +357,16 @@ def _results(places: Iterable[Place]) -> list[tuple[Scope, Var]]:
     return [(scope, v) for scope, index in places for v in scope.eqns[index].outvars]
 
 
-def _contexts(demand: Demand) -> dict[int, list[Demand | None]]:
-    """The demands on each scope, by its id; None where some call of it is not needed at all."""
-    found: dict[int, list[Demand | None]] = {}
-    waiting: list[tuple[Scope, Demand | None]] = [(demand.scope, demand)]
-    while waiting:
-        scope, known = waiting.pop()
-        here = found.setdefault(id(scope), [])
-        if any(known is other or (known and other and known.live == other.live) for other in here):
-            continue
-        here.append(known)
-        for index, children in scope.children.items():
-            inner = known.children.get(index, {}) if known is not None else {}
-            needed = known is not None and index in known.live
-            for key, child in children.items():
-                # Of an equation that can't do with fewer results, all stays as it is.
-                everything = set(range(len(child.eqns)))
-                whole = Demand(child, child.demanded, frozenset(), live=everything)
-                waiting.append((child, inner.get(key, whole) if needed else None))
-    return found
-
-
-def _told_apart(demand: Demand) -> tuple[Told, Told]:
-    """Whether an equation is dead, and whether it is live, in some call of its body."""
-    contexts = _contexts(demand)
-
-    def dead(place: Place) -> bool:
-        scope, index = place
-        return any(d is None or index not in d.live for d in contexts.get(id(scope), ()))
-
-    def live(place: Place) -> bool:
-        scope, index = place
-        return any(d is not None and index in d.live for d in contexts.get(id(scope), ()))
-
-    return dead, live
-
-
 def _is_gone(gradient: Gradient, demand: Demand) -> bool:
     """Whether nothing makes a gradient any more, as far as the equations go that made it."""
-    contexts = _contexts(demand)
+    found = contexts(demand)
 
     def gone(scope: Scope, var: Var) -> bool:
         place = scope.definition(var)
         assert place is not None  # the walk ended at what makes it
-        return any(d is None or not _makes(d, *place) for d in contexts.get(id(scope), ()))
+        return any(d is None or not makes(d, *place) for d in found.get(id(scope), ()))
 
     return all(gone(scope, var) for scope, var in gradient.values)
-
-
-def _makes(demand: Demand, index: int, result: int) -> bool:
-    """Whether a result is still made, in a body of which this is needed."""
-    left = demand.parts.get(index)
-    return index in demand.live and (left is None or left.results[result])
 
 
 def _left(gradient: Gradient, place: Place, dropped: bool) -> Eqn | None:
@@ -374,20 +385,11 @@ def _left(gradient: Gradient, place: Place, dropped: bool) -> Eqn | None:
 
 def _stuck(gradient: Gradient, demand: Demand) -> str:
     """Why a kernel goes on making a gradient."""
-    contexts = _contexts(demand)
+    found = contexts(demand)
     said = (
         d.whole[index]
         for scope, index in gradient.places
-        for d in contexts.get(id(scope), ())
+        for d in found.get(id(scope), ())
         if d is not None and index in d.whole
     )
     return next(said, "")
-
-
-def _carry_dropped(demand: Demand, carry: tuple[Scope, int, int]) -> bool:
-    scope, index, result = carry
-    contexts = _contexts(demand).get(id(scope), ())
-    return any(
-        d is None or index not in d.live or not d.results.get(index, (True,) * (result + 1))[result]
-        for d in contexts
-    )

@@ -179,6 +179,46 @@ def test_every_result_but_one_can_go():
             assert np.asarray(got[name]).tobytes() == np.asarray(want[name]).tobytes()
 
 
+def masked(loss):
+    def fn(p, x):
+        grads = jax.grad(loss)(p, x)
+        return {n: jnp.where(n != "kernel", g, 0) for n, g in grads.items()}
+
+    return fn
+
+
+def updated(loss):
+    """Trains all but the one, whose gradient nothing reads."""
+
+    def fn(p, x):
+        grads = jax.grad(loss)(p, x)
+        return {n: v if n == "kernel" else v - 0.1 * grads[n] for n, v in p.items()}
+
+    return fn
+
+
+@pytest.mark.parametrize(("step", "path"), [(masked, None), (updated, "p/kernel")])
+def test_recognised(step, path, eqns_of):
+    fn = step(loss_with(by(full, INTERPRETED)))
+    p, x = data()
+    (leaf,) = explain(fn, p, x, passes=[NAME]).frozen
+    assert (leaf.path, leaf.status.value, leaf.way) == (path, "applied", "recognised")
+    assert leaf.flops == 2 * N * D * D
+    better = optimize(fn, passes=[NAME])
+    (call,) = eqns_of(better, p, x, name="pallas_call")
+    assert [v.aval.shape for v in call.outvars] == [(N, D), (1, D)]
+    got, want = jax.jit(better)(p, x), jax.jit(fn)(p, x)
+    for name, value in want.items():
+        assert np.asarray(got[name]).tobytes() == np.asarray(value).tobytes(), name
+
+
+def test_recognised_and_not_separable(why):
+    report = explain(updated(loss_with(by(read_back, WHOLE))), *data(), passes=[NAME])
+    ((reason,),) = why(report, NAME)
+    assert reason.startswith("inseparable: ")
+    assert "result 0, which get at" in reason
+
+
 # --- near misses --------------------------------------------------------------------------------
 
 

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.scipy.linalg import solve_triangular
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from relower.gates.verify.check import Limits
 from relower.gates.verify.dimensions import Dimensions, groups, keys
@@ -91,22 +93,95 @@ def inverses(lower):
     return solve_triangular(eye + lower, eye, lower=True, unit_diagonal=True)
 
 
-def test_as_many_matrices_as_rows_are_divided_and_the_rows_stay():
-    """At fewer rows than 32 the pass doesn't apply, which divides all of a number."""
-    many = jax.ShapeDtypeStruct((64, 64, 64), jnp.float32)
+def tried(fn, name, *types, size, inputs=1, fits=lambda shape: True):
+    """The verdict on a site of a pass at smaller shapes, where those that fit are VERIFIED."""
     recorder = Recorder()
-    p = registry.by_name("triangular_inverse")
-    body = jax.make_jaxpr(jax.vmap(inverses))(many)
-    rewrite(body, recorder.recording([p]))
-    ((kept,),) = recorder.kept.values()
+    p = registry.by_name(name)
+    rewrite(jax.make_jaxpr(fn)(*types), recorder.recording([p]))
+    pieces = [one.piece for several in recorder.kept.values() for one in several]
+    (piece,) = [one for one in pieces if len(one.before.inputs) == inputs]
     asked = []
 
     def check(piece, contract, limits):
-        (var,) = piece.before.inputs
-        asked.append(var.aval.shape)
-        return Checked(Verdict.VERIFIED if var.aval.shape[-1] == 64 else Verdict.UNKNOWN), None
+        asked.append([v.aval.shape for v in piece.before.inputs])
+        return Checked(Verdict.VERIFIED if fits(asked[-1][0]) else Verdict.UNKNOWN), None
 
-    found = check_shrunk(kept.piece, p, p.contract, Limits(bytes=1 << 24), check)
+    found = check_shrunk(piece, p, p.contract, Limits(bytes=size), check)
+    return found, asked, piece
+
+
+MANY = jax.ShapeDtypeStruct((64, 64, 64), jnp.float32)
+
+
+def test_as_many_matrices_as_rows_are_divided_and_the_rows_stay():
+    """At fewer rows than 32 the pass doesn't apply, which divides all of a number."""
+    found, asked, _ = tried(jax.vmap(inverses), "triangular_inverse", MANY, size=1 << 24,
+                            fits=lambda shape: shape[-1] == 64)  # fmt: skip
     assert found[0].shrunk
     assert found[0].notes == ("at shrunk shapes: 64 → 8",)
-    assert asked[-1] == (8, 64, 64)
+    assert asked[-1] == [(8, 64, 64)]
+
+
+def test_a_constant_of_another_body_is_made_in_the_smaller_program():
+    def looped(x):
+        eye = jnp.eye(64)
+        solve = lambda x: solve_triangular(x, eye, lower=True, unit_diagonal=True)
+        return lax.scan(lambda carry, x: (carry, jax.vmap(solve)(x)), 0, x)[1]
+
+    types = jax.ShapeDtypeStruct((3, 64, 64, 64), jnp.float32)
+    found, asked, piece = tried(looped, "triangular_inverse", types, size=1 << 24, inputs=2)
+    assert "iota" not in {e.primitive.name for e in piece.before.eqns}
+    assert not isinstance(found, str), found
+    assert found[0].shrunk
+    assert asked[-1][0][-1] >= 32
+
+
+def test_what_the_rewrite_alone_reads_stands_in_the_smaller_program():
+    """An inverse at hand: without it, the second solve is no site."""
+
+    def both(x, g):
+        inverse, back = jax.vjp(inverses, x)
+        return inverse, back(g)
+
+    found, _, piece = tried(jax.vmap(both), "triangular_inverse", MANY, MANY, size=1 << 24,
+                            inputs=2)  # fmt: skip
+    assert set(piece.after.inputs) > set(piece.before.inputs)
+    assert not isinstance(found, str), found
+    assert found[0].shrunk
+
+
+def test_a_value_that_comes_back_to_its_site_is_made_once():
+    """The gate is read elsewhere, so that its activation stays, and is read by the site."""
+
+    def gated(x, w, sizes):
+        gate, up = jnp.split(lax.ragged_dot(x, w, sizes), 2, axis=-1)
+        act = jax.nn.silu(gate)
+        return act * up, act
+
+    types = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1024, 256), (2, 256, 512))]
+    sizes = jax.ShapeDtypeStruct((2,), jnp.int32)
+    found, asked, piece = tried(gated, "gmm_swiglu", *types, sizes, size=1 << 20, inputs=4)
+    kinds = {e.primitive.name for e in piece.before.eqns}
+    assert "mul" in kinds
+    assert "logistic" not in str(kinds)
+    assert not isinstance(found, str), found
+    assert found[0].shrunk
+    assert asked[-1][0][1] >= 128  # which the kernel's tiles must divide
+
+
+def test_where_devices_talk_in_a_pattern_the_smaller_program_is_one_of_all():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+
+    def layer(w):
+        gather = lambda part: lax.all_gather(jnp.abs(part), "d", axis=0, tiled=True)
+        return jnp.concatenate(list(map(gather, jnp.split(w, 2, -1))), -1)
+
+    fn = jax.shard_map(layer, mesh=mesh, in_specs=P("d"), out_specs=P(), check_vma=False)
+    types = jax.ShapeDtypeStruct((2048, 1024), jnp.float32)
+    found, _, piece = tried(fn, "split_fused_wi", types, size=1 << 20, inputs=2)
+    assert [e.primitive.name for e in piece.before.eqns] == ["concatenate"]
+    assert not isinstance(found, str), found
+    assert found[0].shrunk
+    small = found[2]
+    assert small.region.manual == ("d",)
+    assert any(e.primitive.name == "all_gather" for e in small.after.eqns)

@@ -152,3 +152,14 @@ def test_where_a_value_leaves_the_range_nothing_is_compared(quick):
     x = np.zeros(16, np.float32)
     early = lambda x: (x * 2.0**60) * -(2.0**-60)
     assert checked(early, x, quick, ROUNDING).verdict is Verdict.VERIFIED
+
+
+def test_a_pass_that_matches_what_it_puts_there_is_told_once(quick):
+    found = verify(lambda x: lax.neg(x) * 3, np.ones(8, np.float32), passes=[own(lambda x: [-x])],
+                   limits=quick)  # fmt: skip
+    assert found.verdict is Verdict.UNKNOWN
+    assert len(found.sites) == 16
+    text = str(found)
+    assert text.count("own@<lambda>#1  neg") == 1
+    assert "f32[8], 16 times" in text
+    assert "own@<lambda>#1 is a site again and again, 16 times: its pass matches what it" in text

@@ -7,6 +7,7 @@ import pytest
 
 from relower.lowering.compile import Compiled, CompileFailed, StagedModule
 from relower.lowering.cost import ladder
+from relower.lowering.cost.cache import CostCache
 from relower.lowering.process import Limits
 
 STAGED = StagedModule(b"", {}, "TPU7x:2x2x1", "step")
@@ -118,6 +119,20 @@ def test_counts_where_dumping_fails_too(compiler):
     assert cost.rung == "counts"
     assert cost.sorts == {2: 1}
     assert calls[2][0] == []
+
+
+def test_without_analysis_a_program_is_compiled_once(compiler, tmp_path):
+    calls = compiler(fine, fine)
+    cost = ladder.measure(STAGED, analysis=False, cache=CostCache(tmp_path))
+    assert cost.rung == "counts"
+    assert cost.sorts == {2: 1}
+    assert cost.notes[0] == "no cycles: the static analysis wasn't asked for"
+    assert [flags for flags, _ in calls] == [[]]
+    ladder.measure(STAGED, analysis=False, cache=CostCache(tmp_path))
+    assert len(calls) == 1
+    # It is no answer to who asks for cycles.
+    ladder.measure(STAGED, cache=CostCache(tmp_path))
+    assert len(calls) == 2
 
 
 def test_window_estimates_are_shown_and_never_summed(compiler):
