@@ -187,12 +187,16 @@ STEP = replace(TINY, blocks=1, sequence=32, delta_chunk=16, chunks=1)
 """What a step is run with: each kind of layer, at half the length, in one chunk."""
 
 
+WIDE = replace(STEP, sequence=64, delta_chunk=32, experts_per_token=3, width=64, micro_batches=1)
+"""So large that passes which move roundings have something to do."""
+
+
 def step() -> dict[str, Any]:
-    """A step of `STEP` as it is, and with a mistake, as ``relower.case``s that can be run."""
+    """A step of `STEP` and of `WIDE`, and one with a mistake, as ``relower.case``s that can run."""
     rows = replace(STEP.ops, **by_hand.FORMS["rows"])
     rows = replace(rows, put_back=mistakes.put_back_the_wrong_way)
-    forms = {"plain": STEP.ops, "rows": rows}
-    return {name: whole_step(replace(STEP, ops=ops)) for name, ops in forms.items()}
+    configs = {"plain": STEP, "wide": WIDE, "rows": replace(STEP, ops=rows)}
+    return {name: whole_step(config) for name, config in configs.items()}
 
 
 def whole_step(config: Config) -> Any:

@@ -16,6 +16,7 @@ import relower
 from relower.gates.config import load_matrix
 
 GATE = Path(cases.__file__).with_name("relower.toml")
+TOGETHER = GATE.with_name("together.toml")
 FROZEN = relower.Frozen(trainer.FROZEN, grads=lambda out: out[1])
 KINDS, FORWARD_AND_RECOMPUTED = 2, 2
 """Bodies of layers, one of each kind; and how often what isn't saved is in the program."""
@@ -79,24 +80,23 @@ def test_no_routing_pattern_is_left(report):
 
 
 def test_nine_pass_sets_in_five_programs():
-    matrix = load_matrix(GATE)
-    cells = [c for c in matrix.cells if c.program != "together"]
+    cells = load_matrix(GATE).cells
     same = [c for c in cells if c.identical]
     assert Counter(c.program for c in same) == dict.fromkeys((*cases.VARIANTS, "update"), 9)
     assert {c.node.pass_set for c in same} == {*by_hand.FORMS, "frozen"}
     assert sum(not c.identical for c in cells) == 14
     for cell in same:  # each against the twin of its own name
         assert cell.other.variant == ("plain" if cell.program == "update" else cell.node.pass_set)
-    *programs, together = tomllib.loads(GATE.read_text())["program"]
+    programs = tomllib.loads(GATE.read_text())["program"]
     assert all(p["passes"] == programs[0]["passes"] for p in programs)
-    alone = [name for p in programs[0]["passes"].values() for name in p["names"]]
-    assert sorted(together["passes"]["nine"]["names"]) == sorted(alone)
 
 
 def test_all_that_is_by_hand_goes_together():
     """The twin of the nine sets has every form, and nothing of the plain model's."""
-    whole, control = (c for c in load_matrix(GATE).cells if c.program == "together")
+    whole, control = load_matrix(TOGETHER).cells
     assert whole.identical
+    alone = tomllib.loads(GATE.read_text())["program"][0]["passes"].values()
+    assert sorted(whole.node.choice.passes) == sorted(name for p in alone for name in p["names"])
     assert whole.other.spec.endswith("twins[real-all]")
     assert not control.identical
     assert control.node.choice.contract == "rounding"
@@ -107,7 +107,10 @@ def test_all_that_is_by_hand_goes_together():
 
 def test_the_numbers_have_a_cell_that_agrees_and_a_control():
     """Read only: running it takes minutes (docs/qwen_hybrid.md)."""
-    agrees, control = load_matrix(GATE.with_name("numerics.toml")).cells
+    agrees, rounding, control = load_matrix(GATE.with_name("numerics.toml")).cells
+    assert rounding.identical
+    assert rounding.node.choice.contract == "rounding"
+    assert rounding.node.spec.endswith("step[wide]")
     assert agrees.identical
     assert agrees.node.choice.passes == "default"
     assert agrees.numerics.steps == 3
