@@ -65,7 +65,7 @@ class CompileFailed(InputError):
     """The compiler gave no program; ``kind`` says why, the message says it in one line."""
 
     def __init__(
-        self, cause: str, kind: FailureKind, name: str = "", *, killed: bool = False
+        self, cause: str, kind: FailureKind, name: str = "", *, accident: bool = False
     ) -> None:
         super().__init__(f"{name}: {cause}" if name else cause)
         self.cause = cause
@@ -73,12 +73,13 @@ class CompileFailed(InputError):
         self.kind = kind
         """``missing``: no libtpu; ``target``: it doesn't know the topology; ``rejected``: it
         refused the program; ``crash``: its process died; ``time``, ``memory``: over a limit."""
-        self.killed = killed
-        """Whether somebody killed the process, as a host without memory does: an accident."""
+        self.accident = accident
+        """Whether another try may end otherwise: somebody killed the process, as a host without
+        memory does, or it failed before the compiler had its say."""
 
     def of(self, name: str) -> CompileFailed:
         """The same failure of a program with another name."""
-        return CompileFailed(self.cause, self.kind, name, killed=self.killed)
+        return CompileFailed(self.cause, self.kind, name, accident=self.accident)
 
 
 def stage_module(chosen: Any, target: str) -> StagedModule:
@@ -166,7 +167,10 @@ def _failure(name: str, ended: Ended, limits: Limits, noise: Path) -> CompileFai
     how = f"exit code {ended.code}" if ended.code >= 0 else signal.Signals(-ended.code).name
     said = fatal_line(noise.read_text(errors="replace")) or "it said nothing"
     killed = ended.code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
-    return CompileFailed(f"the TPU compiler died ({how}): {said}", "crash", name, killed=killed)
+    # The compiler aborts; an exit code is Python's, as where the installation is being changed.
+    who = "the TPU compiler died" if ended.code < 0 else "the process around the compiler failed"
+    accident = killed or ended.code >= 0
+    return CompileFailed(f"{who} ({how}): {said}", "crash", name, accident=accident)
 
 
 def fatal_line(noise: str) -> str:

@@ -45,7 +45,7 @@ class Answer:
     limited: Limits | None = None
     """The limits, where one of them was exceeded on the way; None where none was."""
     lasting: bool = True
-    """Whether the same would come of it again; not where a process was killed from outside."""
+    """Whether the same would come of it again; not after an accident."""
 
 
 @dataclass

@@ -93,7 +93,7 @@ def climb(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
             tuple(notes),
             failure,
             limits if limited else None,
-            lasting=not any(f.killed for f in failures),
+            lasting=not any(f.accident for f in failures),
         )
 
 
@@ -106,7 +106,7 @@ def without_analysis(staged: StagedModule, limits: Limits, bundles: bool) -> Ans
             compiled = compile_staged(staged, flags=flags, limits=limits)
         except CompileFailed as error:
             limited = limits if error.kind in ("time", "memory") else None
-            lasting = error.kind not in ("missing", "target") and not error.killed
+            lasting = error.kind not in ("missing", "target") and not error.accident
             return Answer(None, None, failure=error, limited=limited, lasting=lasting)
         counted = final_bundles.read_bundles(dump)
         notes = ("no cycles: the static analysis wasn't asked for",)

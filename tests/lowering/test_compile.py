@@ -45,7 +45,17 @@ def test_a_check_that_fails_is_quoted(child):
 
 def test_a_silent_death(child):
     child("import sys; sys.exit(1)")
-    assert failure() == ("crash", "step: the TPU compiler died (exit code 1): it said nothing")
+    assert failure() == (
+        "crash", "step: the process around the compiler failed (exit code 1): it said nothing"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("end", "accident"), [("os.abort()", False), ("sys.exit(1)", True)])
+def test_what_another_try_may_end_otherwise(child, end, accident):
+    child(f"import sys, os; {end}")
+    with pytest.raises(CompileFailed) as caught:
+        compile_staged(STAGED)
+    assert caught.value.accident is accident
 
 
 def test_a_hang(child):

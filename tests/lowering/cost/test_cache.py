@@ -70,7 +70,7 @@ def test_a_failure_that_lasts_is_kept(compiles, tmp_path, kind):
     [
         CompileFailed("no libtpu", "missing"),
         CompileFailed("no such topology", "target"),
-        CompileFailed("the TPU compiler died (SIGKILL)", "crash", killed=True),
+        CompileFailed("the TPU compiler died (SIGKILL)", "crash", accident=True),
     ],
 )
 def test_an_accident_is_not_kept(compiles, tmp_path, accident):
