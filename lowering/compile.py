@@ -117,7 +117,7 @@ def compile_staged(
         staged.save(folder)
         noise = Path(folder, "noise.txt")
         ended = run_limited(
-            child_command(folder), env=child_environment(flags), output=noise, limits=limits
+            child_command(folder), env=child_environment(flags, folder), output=noise, limits=limits
         )
         answer = Path(folder, "answer.json")
         if not answer.is_file():
@@ -135,12 +135,18 @@ def child_command(folder: str) -> list[str]:
     return [sys.executable, "-P", "-m", "relower.lowering.compile_child", folder, own]
 
 
-def child_environment(flags: Sequence[str]) -> dict[str, str]:
-    """The variables of the compiling child: this process's, with what libtpu needs."""
+def child_environment(flags: Sequence[str], folder: str) -> dict[str, str]:
+    """The variables of the compiling child: this process's, with what libtpu needs.
+
+    A failing analysis writes gigabytes of logs, into `/tmp` too where told not to. Of these only
+    the lines that say why a process dies are written, and into ``folder``; all of them where
+    ``TPU_LOG_DIR`` says that they are wanted.
+    """
     own = os.environ.get("LIBTPU_INIT_ARGS", "").split()
+    logs = {"TPU_LOG_DIR": "disabled", "TPU_MIN_LOG_LEVEL": "3", "TMPDIR": folder}
     return {
-        "TPU_LOG_DIR": "disabled",  # a failing analysis fills /tmp/tpu_logs by gigabytes
         **os.environ,
+        **({} if "TPU_LOG_DIR" in os.environ else logs),
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",  # hosts without a metadata server would hang
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # libtpu locks the host

@@ -93,7 +93,7 @@ def test_an_answer_is_read_and_nothing_is_printed(child, capfd):
 
 def test_flags_come_after_the_users_own(monkeypatch):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--own=1")
-    made = compiling.child_environment(["--more=2"])
+    made = compiling.child_environment(["--more=2"], "folder")
     assert made["LIBTPU_INIT_ARGS"] == "--own=1 --more=2"
     assert made["TPU_SKIP_MDS_QUERY"] == made["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
 
@@ -118,12 +118,15 @@ def test_without_libtpu_one_line_says_so():
 
 
 def test_the_compiler_writes_no_logs_unless_asked(monkeypatch):
-    from relower.lowering.compile import child_environment
-
     monkeypatch.delenv("TPU_LOG_DIR", raising=False)
-    assert child_environment([])["TPU_LOG_DIR"] == "disabled"
+    made = compiling.child_environment([], "/folder")
+    assert (made["TPU_LOG_DIR"], made["TMPDIR"]) == ("disabled", "/folder")
+    assert made["TPU_MIN_LOG_LEVEL"] == "3"
     monkeypatch.setenv("TPU_LOG_DIR", "/logs")
-    assert child_environment([])["TPU_LOG_DIR"] == "/logs"
+    monkeypatch.delenv("TPU_MIN_LOG_LEVEL", raising=False)
+    made = compiling.child_environment([], "/folder")
+    assert made["TPU_LOG_DIR"] == "/logs"
+    assert "TPU_MIN_LOG_LEVEL" not in made
 
 
 @pytest.mark.parametrize(("mesh", "partitions"), [({"data": 4}, 4), (None, 1)])

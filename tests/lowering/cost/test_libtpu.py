@@ -1,6 +1,8 @@
 """With the real compiler, where it is installed: small programs, a few seconds each."""
 
 import importlib.util
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +60,9 @@ def test_a_rewrite_is_cheaper_and_the_saving_is_at_the_users_line(sort):
 
 
 def test_a_program_whose_analysis_aborts_still_has_a_report():
+    """And no logs are left behind, of which libtpu would write gigabytes."""
+    logs = lambda: set(Path(tempfile.gettempdir()).glob("tpu_*"))
+    before = logs()
     cost = relower.cost(jax.nn.silu, jax.ShapeDtypeStruct((8192, 4096), jnp.bfloat16))
     assert cost.rung in ("salvaged", "bundles")
     assert cost.notes[0].startswith("no profile of the whole program: the TPU compiler died")
@@ -65,6 +70,7 @@ def test_a_program_whose_analysis_aborts_still_has_a_report():
     assert cost.memory.arguments == 2 * 8192 * 4096
     (op,) = cost.ops
     assert op.bundles > 0
+    assert logs() == before
 
 
 def test_a_loop_runs_as_often_as_its_condition_says():
