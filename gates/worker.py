@@ -159,7 +159,7 @@ def _choice(request: dict[str, Any]) -> Any:
 
 def _catalogue(request: dict[str, Any]) -> Any:
     from ..passes import registry
-    from ..passes.plugins import PluginError
+    from ..passes.plugins import PluginError, offered
 
     def source(fn: Callable[..., Any]) -> str:
         try:
@@ -168,14 +168,11 @@ def _catalogue(request: dict[str, Any]) -> Any:
             return ""
 
     found, faults = [(p, "relower") for p in registry.all_passes()], []
-    try:
-        for plugin in registry.plugins().values():
-            try:
-                found.append((plugin.load(), plugin.origin))
-            except PluginError as error:
-                faults.append(str(error))
-    except PluginError as error:
-        faults.append(str(error))
+    for plugin in offered(p.name for p in registry.all_passes()):
+        try:
+            found.append((plugin.load(), plugin.origin))
+        except PluginError as error:
+            faults.append(str(error))
     listed = [
         {
             "name": p.name,

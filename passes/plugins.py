@@ -40,13 +40,17 @@ class Plugin:
     target: str
     """Where the pass is, as in ``my_package.my_pass:PASS``."""
     entry: metadata.EntryPoint
+    clash: str | None = None
+    """Who else has a pass of that name."""
 
     def load(self) -> Pass:
         """The pass.
 
         Raises:
-          PluginError: it can't be imported, is no `Pass`, or has another name.
+          PluginError: it can't be imported, is no `Pass`, or its name is another or taken.
         """
+        if self.clash is not None:
+            raise PluginError(f"{self}: {self.clash} has a pass of that name")
         try:
             found = self.entry.load()
         except Exception as error:  # whatever an import may raise
@@ -140,13 +144,11 @@ def fault_of(found: Any) -> str | None:
 def offered(own: Iterable[str]) -> tuple[Plugin, ...]:
     """Every pass that an installed package offers, by name; nothing of it is imported.
 
-    Args:
-      own: names that are taken.
+    One whose name is taken, by relower or another package, can't be loaded; nor can that other.
 
-    Raises:
-      PluginError: two packages offer one name, or one offers a name that is taken.
+    Args:
+      own: names that are relower's.
     """
-    taken = {name: "relower" for name in own}
     found: list[Plugin] = []
     entries: Sequence[metadata.EntryPoint] = sorted(
         metadata.entry_points(group=GROUP), key=lambda e: (e.name, e.value)
@@ -155,10 +157,17 @@ def offered(own: Iterable[str]) -> tuple[Plugin, ...]:
         dist = entry.dist
         origin = "an unknown package" if dist is None else f"{dist.name} {dist.version}"
         plugin = Plugin(entry.name, origin, entry.value, entry)
-        if any(p.name == plugin.name and p.target == plugin.target for p in found):
-            continue  # one package, met twice on the path
-        if plugin.name in taken:
-            raise PluginError(f"{plugin}: {taken[plugin.name]} has a pass of that name")
-        taken[plugin.name] = origin
-        found.append(plugin)
-    return tuple(found)
+        if not any(p.name == plugin.name and p.target == plugin.target for p in found):
+            found.append(plugin)  # one package may be met twice on the path
+    owners: dict[str, list[str]] = {name: ["relower"] for name in own}
+    for plugin in found:
+        owners.setdefault(plugin.name, []).append(plugin.origin)
+    return tuple(
+        replace(p, clash=_another(owners[p.name], p.origin)) if len(owners[p.name]) > 1 else p
+        for p in found
+    )
+
+
+def _another(owners: Sequence[str], than: str) -> str:
+    """Who else has a name: a package of the same name and version, or an unknown one, too."""
+    return next((o for o in owners if o != than), than)

@@ -71,11 +71,7 @@ def all_passes() -> tuple[Pass, ...]:
 
 @functools.cache
 def plugins() -> Mapping[str, Plugin]:
-    """Passes that installed packages offer, by name; they run only where they are asked for.
-
-    Raises:
-      PluginError: two passes have one name.
-    """
+    """Passes that installed packages offer, by name; they run only where they are asked for."""
     return {p.name: p for p in offered(p.name for p in all_passes())}
 
 
@@ -96,7 +92,7 @@ def by_name(name: str) -> Pass:
         return known[name]
     if name in plugins():
         return plugins()[name].load()
-    names = [*known, *plugins()]
+    names = list(dict.fromkeys([*known, *plugins()]))
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ValueError(f"no pass called {name!r}{hint} Known passes: {', '.join(names)}")

@@ -257,9 +257,16 @@ def test_a_guest_that_cannot_be_used_says_whose_it_is(tmp_path, monkeypatch, kin
 
 
 def test_names_that_are_taken(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(install(tmp_path, {"affine_gather": "guest_passes:PASS"}))
+    """By relower: its own pass is meant by the name, and the package's other passes work."""
+    entries = {"affine_gather": "guest_passes:PASS", "double_reverse": "guest_passes:PASS"}
+    monkeypatch.syspath_prepend(install(tmp_path, entries))
+    registry.plugins.cache_clear()
+    taken, free = offered(p.name for p in registry.all_passes())
     with pytest.raises(PluginError, match="relower has a pass of that name"):
-        offered(p.name for p in registry.all_passes())
+        taken.load()
+    assert free.load().name == "double_reverse"
+    assert registry.by_name("affine_gather") in registry.all_passes()
+    assert explain(twice, X, passes=["double_reverse"]).applied
 
 
 def test_two_packages_with_one_name(tmp_path, monkeypatch):
@@ -268,12 +275,14 @@ def test_two_packages_with_one_name(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         monkeypatch.syspath_prepend(install(tmp_path / name, entry, name))
     both = offered(())  # one target: met twice
-    assert [p.name for p in both] == ["double_reverse"]
+    assert [(p.name, p.clash) for p in both] == [("double_reverse", None)]
     other = tmp_path / "three"
     other.mkdir()
     monkeypatch.syspath_prepend(install(other, {"double_reverse": "guest_passes:NOPE"}, "three"))
-    with pytest.raises(PluginError, match=r"has a pass of that name"):
-        offered(())
+    registry.plugins.cache_clear()
+    with pytest.raises(PluginError, match=r"'double_reverse' of .* has a pass of that name"):
+        explain(twice, X, passes=["double_reverse"])
+    assert not explain(lambda x: x + 1, X, passes=["default"]).applied
 
 
 def test_an_unknown_name_is_told_of_guests_too(guest):
