@@ -17,11 +17,19 @@ from .base import Pass
 from .engine.addresses import Addresses
 from .engine.lines import Lines
 from .engine.suggesting import Suggesting
-from .engine.wrap import FactWarning, MeasureWarning, apply, name_of, wrap
+from .engine.wrap import FactWarning, FrozenWarning, MeasureWarning, apply, name_of, wrap
 from .frozen import Request
 from .report import Report
 
-__all__ = ["FactWarning", "MeasureWarning", "assert_applied", "explain", "optimize", "rewritten"]
+__all__ = [
+    "FactWarning",
+    "FrozenWarning",
+    "MeasureWarning",
+    "assert_applied",
+    "explain",
+    "optimize",
+    "rewritten",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -96,7 +104,7 @@ def optimize(
       frozen: parameters that are not trained: their gradients, which ``fn`` returns, become zeros
         and are not computed. A `Frozen`; or, where the whole output is the gradients, what its
         ``leaves`` may be: a regex on paths, a function of a path, or a tree of bools. A gradient
-        that something else reads is kept, and the report says by what.
+        that something else reads is kept, with a `FrozenWarning`, and the report says by what.
       assume: ``"finite_grads"``: a gradient that is multiplied by zero is neither inf nor NaN.
       check_facts: have the function check each fact that its rewrites leaned on. The checks are
         `jax.experimental.checkify`'s: without ``checkify(optimize(fn, check_facts=True))`` they do

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .passes.frozen import Frozen as Frozen
     from .passes.keep import keep as keep
     from .passes.optimize import FactWarning as FactWarning
+    from .passes.optimize import FrozenWarning as FrozenWarning
     from .passes.optimize import MeasureWarning as MeasureWarning
     from .passes.optimize import assert_applied as assert_applied
     from .passes.optimize import explain as explain
@@ -43,6 +44,7 @@ _HOME = {
     "Difference": "lowering.change",
     "Evidence": "gates.verify.verdict",
     "FactWarning": "passes.optimize",
+    "FrozenWarning": "passes.optimize",
     "MeasureWarning": "passes.optimize",
     "Measured": "passes.base",
     "Numerics": "lowering.numerics",

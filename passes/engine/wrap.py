@@ -36,6 +36,10 @@ class MeasureWarning(UserWarning):
     """Sites were to be decided by estimated cycles, and were by rule of thumb."""
 
 
+class FrozenWarning(UserWarning):
+    """A gradient that was declared frozen is returned as it is, and no zeros in its place."""
+
+
 class FactWarning(UserWarning):
     """Facts that a rewrite leaned on were to be checked, and can't be."""
 
@@ -85,6 +89,7 @@ def wrap(fn: Callable[..., Any], asked: Asked, *, jitted: bool) -> Callable[...,
         addresses = Addresses(asked.disabled) if asked.disabled else None
         done = apply(asked, traced.closed, name_of(fn), request, addresses)
         _warn(done.report)
+        _warn_kept(done.report)
         if asked.check_facts:
             _warn_unchecked(done.report)
         if asked.named:
@@ -140,6 +145,19 @@ def _warn(report: Report) -> None:
             MeasureWarning,
             stacklevel=4,
         )
+
+
+def _warn_kept(report: Report) -> None:
+    """Says which declared gradients are no zeros, which whoever reads them next may count on."""
+    for leaf in report.frozen:
+        codes = [r.code for r in leaf.reasons]
+        if leaf.way == "declared" and codes and DISABLED not in codes:
+            warnings.warn(
+                f"{report.name}: the gradient of {leaf.path} is declared frozen and returned all "
+                f"the same: {leaf.reasons[0].code}: {leaf.reasons[0]}",
+                FrozenWarning,
+                stacklevel=4,
+            )
 
 
 def _warn_unchecked(report: Report) -> None:
