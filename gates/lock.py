@@ -10,7 +10,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Locked:
     """The version of jax."""
     sites: Mapping[str, tuple[str, ...]]
     """The equations around each applied site, by its address."""
+    calls: Mapping[str, int] = field(default_factory=dict)
+    """How many equations run it, by address, where these are several."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -41,8 +43,11 @@ class Locked:
         return self.name, self.jax
 
     def counts(self) -> Counter[str]:
-        """Sites by pass."""
-        return Counter(address.partition("@")[0] for address in self.sites)
+        """Sites by pass, each as often as it is run."""
+        found: Counter[str] = Counter()
+        for address in self.sites:
+            found[address.partition("@")[0]] += self.calls.get(address, 1)
+        return found
 
 
 @dataclass(frozen=True)
@@ -56,16 +61,21 @@ class Change:
     """Those at the nearest place at which its pass looks now."""
     reasons: tuple[str, ...]
     """Why the pass declines that place."""
+    gone: int = 0
+    """Of how many equations that run it, where others still do."""
+    of: int = 0
 
 
 def locked(name: str, jax: str, report: Mapping[str, Any]) -> Locked:
     """What a report, as plain data, gives to remember."""
-    sites = {
-        address: tuple(site["around"])
-        for site in report["sites"] if site["status"] == "applied"
-        for address in site["addresses"]
-    }  # fmt: skip
-    return Locked(name, jax, dict(sorted(sites.items())))
+    sites: dict[str, tuple[str, ...]] = {}
+    calls: Counter[str] = Counter()
+    for site in report["sites"]:
+        for address in site["addresses"] if site["status"] == "applied" else ():
+            sites[address] = tuple(site["around"])
+            calls[address] += site["calls"]
+    several = {address: n for address, n in calls.items() if n > 1}
+    return Locked(name, jax, dict(sorted(sites.items())), several)
 
 
 def written(entries: Sequence[Locked]) -> str:
@@ -76,7 +86,10 @@ def written(entries: Sequence[Locked]) -> str:
                      f"sites = {len(entry.sites)}\n")  # fmt: skip
         for address, around in entry.sites.items():
             lines = "".join(f"\n  {_text(line)}," for line in around)
-            parts.append(f"[[program.site]]\naddress = {_text(address)}\naround = [{lines}\n]\n")
+            calls = f"calls = {entry.calls[address]}\n" if address in entry.calls else ""
+            parts.append(
+                f"[[program.site]]\naddress = {_text(address)}\n{calls}around = [{lines}\n]\n"
+            )
     return "".join(parts)
 
 
@@ -114,6 +127,7 @@ def read(path: Path) -> tuple[Locked, ...]:
 
 def _entry(value: Mapping[str, Any]) -> Locked:
     sites: dict[str, tuple[str, ...]] = {}
+    calls: dict[str, int] = {}
     for site in value.get("site", []):
         address, around = site["address"], site["around"]
         if not all(isinstance(t, str) for t in (address, *around)) or isinstance(around, str):
@@ -121,18 +135,33 @@ def _entry(value: Mapping[str, Any]) -> Locked:
         if address in sites:
             raise ValueError(f"{address} twice")
         sites[address] = tuple(around)
+        if "calls" in site:
+            if type(site["calls"]) is not int or site["calls"] < 2:
+                raise ValueError(f"{address} with calls = {site['calls']!r}")
+            calls[address] = site["calls"]
     count = value["sites"]
     if count != len(sites):
         raise ValueError(f"{value['name']} has {len(sites)} sites, {count} were written")
     if not isinstance(value["name"], str) or not isinstance(value["jax"], str):
         raise ValueError("a name or a version")
-    return Locked(value["name"], value["jax"], sites)
+    return Locked(value["name"], value["jax"], sites, calls)
 
 
 def lost(was: Locked, report: Mapping[str, Any]) -> list[Change]:
-    """Sites that were applied and are not, each with the nearest place there is now."""
-    now = locked(was.name, was.jax, report).sites
-    return [_change(a, was.sites[a], report) for a in was.sites if a not in now]
+    """Sites that were applied and are not, or by fewer equations that run them.
+
+    Each with the nearest place there is now. Several equations have one address where they are
+    called from one line, as in a Python loop over layers.
+    """
+    now = locked(was.name, was.jax, report)
+    found: list[Change] = []
+    for address, around in was.sites.items():
+        before = was.calls.get(address, 1)
+        after = now.calls.get(address, 1) if address in now.sites else 0
+        if after < before:
+            change = _change(address, around, report)
+            found.append(replace(change, gone=before - after, of=before) if after else change)
+    return found
 
 
 def gained(was: Locked, report: Mapping[str, Any]) -> list[str]:
@@ -161,7 +190,8 @@ def _change(address: str, then: tuple[str, ...], report: Mapping[str, Any]) -> C
 
 def described(change: Change) -> list[str]:
     """A change in lines for people."""
-    found = [f"lost: {change.address}", "then:", *(f"  {line}" for line in change.then)]
+    how = f" in {change.gone} of {change.of} equations that run it" if change.of else ""
+    found = [f"lost{how}: {change.address}", "then:", *(f"  {line}" for line in change.then)]
     if change.now:
         found += ["now, at the nearest place:", *(f"  {line}" for line in change.now)]
         found += [f"declined: {reason}" for reason in change.reasons]

@@ -144,6 +144,7 @@ def verify(
     *args: Any,
     passes: Iterable[str | Pass] | None = None,
     contract: str = "bitwise",
+    disable: Iterable[str] = (),
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
     only: Iterable[str] | None = None,
@@ -166,6 +167,7 @@ def verify(
         *args: the function's arguments; a `jax.ShapeDtypeStruct` stands for an array.
         passes: as for `optimize`, but one that applies nowhere is no error.
         contract: as for `optimize`.
+        disable: as for `optimize`.
         frozen: as for `optimize`.
         assume: as for `optimize`.
         only: names of passes whose sites to verify; None for all that applied. Where ``passes`` is
@@ -190,7 +192,10 @@ def verify(
     if only is not None and passes is None:
         only = tuple(only)
         passes = [registry.DEFAULT, *map(_known, only)]
-    options = {"passes": passes, "contract": contract, "frozen": frozen, "assume": assume}
+    options = {
+        "passes": passes, "contract": contract, "disable": disable, "frozen": frozen,
+        "assume": assume,
+    }  # fmt: skip
     recorder = Recorder(mutants)
     if not isinstance(case_or_fn, Case):
         report = rewritten(case_or_fn, args, kwargs, recorder.recording, **options)
@@ -350,11 +355,15 @@ def verify_examples(
 ) -> Evidence:
     """Every pass on its own examples, one after the other, as one program.
 
+    Those of relower; of another package's passes such as ``only`` names.
+
     Raises:
         InputError: a name in ``only`` is no pass's.
     """
     wanted = None if only is None else {_known(name) for name in only}
-    passes = [p for p in registry.all_passes() if wanted is None or p.name in wanted]
+    own = {p.name: p for p in registry.all_passes()}
+    passes = [p for name, p in own.items() if wanted is None or name in wanted]
+    passes += [registry.by_name(name) for name in sorted((wanted or set()) - own.keys())]
     pairs = [(p, e) for p in passes for e in p.examples()]
     sites: list[SiteVerdict] = []
     notes: list[str] = []

@@ -46,6 +46,7 @@ def _verified(
             chosen,
             passes=request["passes"] if named else None,
             contract=request["contract"],
+            disable=request["disable"],
             frozen=request["frozen"],
             assume=request["assume"],
             only=options["only"] or None,
@@ -60,7 +61,7 @@ def _verified(
     except InputError:
         raise
     except ValueError as error:
-        told = ("contract is", "frozen", "assume", "no pass called")
+        told = ("contract is", "frozen", "assume", "disable", "no pass called")
         if str(error).startswith(told):
             raise InputError(str(error)) from error
         raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error

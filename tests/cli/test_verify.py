@@ -50,12 +50,23 @@ def test_nothing_to_verify(cases, capsys):
     assert "UNKNOWN: 0 of 0 sites verified" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("off", ["nonnegative_index", "nonnegative_index@known#1"])
+def test_what_is_turned_off_is_not_verified(cases, capsys, off):
+    assert main(["verify", f"{cases}:case", "--disable", off]) == 2
+    assert "UNKNOWN: 0 of 0 sites verified" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "wanted FILE.py:NAME, or --mutants"),
         (["--mutants", "--passes", "default"], "--passes, --arg and --mesh are for a case"),
         (["CASE", "--pass", "nonnegative_indx"], "did you mean 'nonnegative_index'"),
+        (
+            ["CASE", "--disable", "nonnegative_index@known#9"],
+            "near ones: nonnegative_index@known#1",
+        ),
+        (["CASE", "--disable", "nonnegative_indx"], "did you mean 'nonnegative_index'"),
         (["CASE", "--seeds", "0"], "wanted a number of at least 1"),
     ],
 )

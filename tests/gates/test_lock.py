@@ -111,6 +111,7 @@ def site(address, status="applied", code="near-miss"):
         "status": status,
         "addresses": [address],
         "around": [f"> sort at {address}"],
+        "calls": 1,
         "reasons": [] if status == "applied" else [{"code": code, "sentence": "it isn't"}],
     }
 
@@ -161,3 +162,37 @@ def test_a_lock_without_sites_shows_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "report_of", lambda *_: {"sites": [site("a@x:f#1")]})
     broken, unclear, notes = lock.compared("p", None, path, tmp_path, 1.0)
     assert (broken, len(unclear), len(notes)) == ([], 1, 1)
+
+
+LOOP = """
+import jax, jax.numpy as jnp, relower
+
+@jax.jit
+def layer(table, ids):
+    return table[ids]
+
+def step(table, all_ids):
+    found = 0.0
+    for i, ids in enumerate(all_ids):
+        found += layer(table, relower.assume_range(ids, 0, 7) if i < {known} else ids)
+    return found
+
+def case():
+    ids = [jax.ShapeDtypeStruct((256,), jnp.int32)] * 4
+    return relower.case(step, jax.ShapeDtypeStruct((16,), jnp.float32), ids)
+"""
+
+
+def test_equations_of_one_address_are_counted(folder, capfd):
+    """Three of four layers that one line calls: the address is there as before."""
+    Path("step.py").write_text(LOOP.format(known=4))
+    assert main(["lock"]) == 0
+    assert "calls = 4" in Path("relower.lock").read_text()
+    assert main(["gate"]) == 0
+    Path("step.py").write_text(LOOP.format(known=1))
+    capfd.readouterr()
+    assert main(["gate"]) == 1
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "nonnegative_index: 4 sites → 1" in printed
+    assert "lost in 3 of 4 equations that run it: nonnegative_index@jit(layer):layer#1" in printed
+    assert "declined: maybe-negative" in printed
