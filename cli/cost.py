@@ -24,7 +24,7 @@ from ..lowering.cost.to_json import comparison_json, cost_json
 from ..lowering.errors import InputError
 from ..lowering.process import Limits
 from .cost_report import show_comparison, show_cost
-from .options import CASE_HELP, Subparsers, add_command, add_told, job, seconds
+from .options import CASE_HELP, Subparsers, add_command, add_told, gibibytes, job, seconds
 from .show import console, exit_code, folder_exists, print_json, status, written
 
 OPS_SHOWN = 20
@@ -68,7 +68,7 @@ def add(commands: Subparsers, summary: str) -> None:
     )
     group.add_argument(
         "--memory-limit",
-        type=seconds,
+        type=gibibytes,
         default=16.0,
         metavar="GIB",
         help="host memory of each compilation; default: 16",

@@ -81,13 +81,22 @@ def _jobs(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A positive number of an option."""
+    """A positive number of seconds."""
+    return _positive(text, LONGEST_TIMEOUT, "seconds above 0, below a month")
+
+
+def gibibytes(text: str) -> float:
+    """A positive amount of memory."""
+    return _positive(text, 2.0**20, "GiB above 0, below a million")
+
+
+def _positive(text: str, most: float, wanted: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < LONGEST_TIMEOUT:
-        raise argparse.ArgumentTypeError(f"{text}: wanted seconds above 0, below a month")
+    if not 0 < value < most:
+        raise argparse.ArgumentTypeError(f"{text}: wanted {wanted}")
     return value
 
 

@@ -18,7 +18,7 @@ from ..gates.render import indented, source_text
 from ..gates.verify.host import variables
 from ..lowering.errors import InputError
 from ..lowering.words import plural
-from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
+from .options import CASE_HELP, Subparsers, add_command, add_lowering, gibibytes, job, seconds
 from .progress import bar, following
 from .show import console, print_json
 
@@ -56,7 +56,7 @@ def add(commands: Subparsers, summary: str) -> None:
         "--limit", type=seconds, default=60.0, metavar="SECONDS", help="for each site; default: 60"
     )
     parser.add_argument(
-        "--memory-limit", type=seconds, default=1.0, metavar="GIB",
+        "--memory-limit", type=gibibytes, default=1.0, metavar="GIB",
         help="of what a site reads and makes; larger ones are unknown; default: 1",
     )  # fmt: skip
     parser.add_argument(

@@ -175,7 +175,8 @@ def _wait(child: subprocess.Popen[bytes], request: str, timeout: float | None, j
         child.communicate(request.encode(), timeout)
     except subprocess.TimeoutExpired:
         raise ChildFailed(
-            f"{job.spec or job.do}: not done after {timeout:g} s; raise the timeout", "timeout"
+            f"{job.spec or job.do}: not done after {timeout:g} s; raise the limit of time",
+            "timeout",
         ) from None
     finally:
         _kill(child)

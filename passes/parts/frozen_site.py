@@ -45,7 +45,7 @@ def _read_first(match: Match) -> Reason | None:
     kept = amounts(dataclasses.asdict(gradient.cost))
     sentence = f"the gradient is read before it is dropped, which keeps {kept}"
     return Reason("read-first", sentence, found,
-                  "no reader: take norms over the trainable leaves only")  # fmt: skip
+                  "no reader; norms can be taken over the trainable leaves only")  # fmt: skip
 
 
 def _finite(match: Match) -> Reason | None:

@@ -208,6 +208,15 @@ def test_constants_in_a_shard_map(same, layout):
 
 # --- near misses --------------------------------------------------------------------------------
 
+
+def test_a_weak_type_made_strong_is_no_site():
+    strengthened = lambda x: windows(lax.convert_element_type(jnp.full(x.shape, 2.0), np.float32))
+    report = explain(strengthened, X, passes=[NAME])
+    assert not report.sites
+    integers = lambda x: windows(x.astype(np.float32))  # floats only: so says the page
+    assert not explain(integers, X.astype(np.int8), passes=[NAME]).sites
+
+
 MISSES = {
     "narrowing": (lambda x: windows(x.astype(np.float32).astype(BF16)), np.float32,
                   "float32 to bfloat16"),
