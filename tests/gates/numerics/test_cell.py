@@ -50,7 +50,8 @@ def test_a_broken_step_is_caught_and_a_right_one_agrees(capfd, parsed):
     )
     control, right = found["cells"]
     assert control["expects"] == "numerics-control"
-    assert "caught: grads/wo l2 2 at step 1" in control["messages"][0]
+    # The figure that is furthest over its limit comes first.
+    assert "caught: grads/wo cosine 2 at step 1" in control["messages"][0]
     # What six scalars alone would never see.
     wrong = {c["of"] for c in control["numerics"]["checks"] if c["status"] == "broken"}
     assert wrong == {"grads/wo"}
