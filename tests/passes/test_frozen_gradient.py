@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -447,6 +448,35 @@ def test_an_accumulator_handed_in_is_no_parameter():
         got, want = run(got, p, x), plain(want, p, x)
         assert differing(got, want) == ["kernel"]
     assert not np.any(got["kernel"])
+
+
+def test_a_kernel_that_makes_more_than_the_gradient():
+    def kernel(x, g, dw, dx):
+        dw[...] = x[...].T @ g[...]
+        dx[...] = g[...] * 2
+
+    @jax.custom_vjp
+    def product(w, x):
+        return x @ w
+
+    def backward(saved, g):
+        x, w = saved
+        shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (w, g))
+        dw, dx = pl.pallas_call(kernel, out_shape=shapes, interpret=True)(x, g)
+        return dw, dx @ w.T
+
+    product.defvjp(lambda w, x: (product(w, x), (x, w)), backward)
+
+    def fn(p, x):
+        inner = lambda p: jnp.sum(jnp.square(product(p["kernel"], x @ p["first"])))
+        return jax.grad(inner)(p)
+
+    p, xs = data()
+    p = {k: p[k] for k in ("first", "kernel")}
+    (leaf,) = explain(fn, p, xs[0], passes=[NAME], frozen="kernel").frozen
+    assert leaf.status.value == "applied"
+    alone = explain(fn, p, xs[0], passes=[NAME], frozen="kernel|first")
+    assert [leaf.status.value for leaf in alone.frozen] == ["applied", "applied"]
 
 
 # --- nothing else is touched ------------------------------------------------------------------
