@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .show import status
+from .show import status, task_bar
 
 Show = Callable[[int, int, str], None]
 """Shows what is done, of how much, and at what the child is."""
@@ -58,26 +56,15 @@ def read(place: Path) -> tuple[int, int, str] | None:
 @contextmanager
 def bar() -> Iterator[tuple[Path, Show | None]]:
     """A file for a child to write to, and a bar for it; on a terminal only."""
-    errors = Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="relower-") as folder,
+        task_bar(None, "tracing") as update,
+    ):
         place = Path(folder, "progress")
-        if not errors.is_terminal:
+        if update is None:
             yield place, None
             return
-        columns = (
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[at]}"),
-        )
-        with Progress(*columns, console=errors, transient=True) as shown:
-            task = shown.add_task("", total=None, at="tracing")
-            yield (
-                place,
-                lambda done, total, at: shown.update(
-                    task, completed=done, total=total or None, at=at
-                ),
-            )
+        yield place, lambda done, total, at: update(completed=done, total=total or None, at=at)
 
 
 @contextmanager

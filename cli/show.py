@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import sys
@@ -89,11 +90,15 @@ def status(text: str) -> Iterator[Any]:
 
 
 @contextmanager
-def progress(total: int | None) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error, on a terminal only."""
+def task_bar(total: int | None, at: str = "") -> Iterator[Callable[..., None] | None]:
+    """A bar on standard error, as what changes it; None where that is no terminal.
+
+    What changes it takes what `rich` takes of a task: ``advance``, ``completed``, ``total``, and
+    ``at``, where the work is.
+    """
     errors = Console(stderr=True)
     if not errors.is_terminal:
-        yield lambda text: None
+        yield None
         return
     columns = (
         BarColumn(),
@@ -101,6 +106,15 @@ def progress(total: int | None) -> Iterator[Callable[[str], None]]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[at]}"),
     )
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("", total=total, at="")
-        yield lambda text: bar.update(task, advance=1, at=text)
+    with Progress(*columns, console=errors, transient=True) as shown:
+        yield functools.partial(shown.update, shown.add_task("", total=total, at=at))
+
+
+@contextmanager
+def progress(total: int | None) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error, on a terminal only; told what is done, one after the other."""
+    with task_bar(total) as update:
+        if update is None:
+            yield lambda text: None
+        else:
+            yield lambda text: update(advance=1, at=text)

@@ -72,9 +72,13 @@ def _refused(eqn: Eqn, needed: Sequence[bool]) -> str | None:
     return None
 
 
+def _backends(compiler_params: Any) -> Iterable[Any]:
+    """A kernel's compiler params: of one backend, or of several by their names."""
+    return compiler_params.values() if isinstance(compiler_params, dict) else [compiler_params]
+
+
 def _has_side_effects(compiler_params: Any) -> bool:
-    several = compiler_params.values() if isinstance(compiler_params, dict) else [compiler_params]
-    found = (getattr(p, "has_side_effects", False) for p in several)
+    found = (getattr(p, "has_side_effects", False) for p in _backends(compiler_params))
     return any(getattr(f, "name", f) not in (False, "PURE") for f in found)
 
 
@@ -199,7 +203,7 @@ class _Rebuilder:
 
 def _per_operand(compiler_params: Any) -> bool:
     """Whether a compiler's params speak of operands by their places."""
-    several = compiler_params.values() if isinstance(compiler_params, dict) else [compiler_params]
+    several = _backends(compiler_params)
     return any(getattr(p, "allow_input_fusion", None) is not None for p in several)
 
 

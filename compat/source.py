@@ -80,10 +80,14 @@ def name_stack(eqn: Eqn) -> str:
 
 def is_kept(eqn: Eqn) -> bool:
     """Whether an equation, or what it was derived from, stands in a scope named `KEPT`."""
-    return any(getattr(s, "name", None) == KEPT for s in eqn.source_info.name_stack.stack)
+    return _holds_kept(eqn.source_info.name_stack.stack)
 
 
 def any_kept(eqns: Iterable[Eqn]) -> bool:
     """Whether `is_kept` holds of one of several equations, which mostly share their stacks."""
-    stacks = {id(stack): stack for eqn in eqns if (stack := eqn.source_info.name_stack.stack)}
-    return any(getattr(s, "name", None) == KEPT for stack in stacks.values() for s in stack)
+    stacks = (eqn.source_info.name_stack.stack for eqn in eqns)
+    return any(map(_holds_kept, {id(stack): stack for stack in stacks}.values()))
+
+
+def _holds_kept(stack: Iterable[Any]) -> bool:
+    return any(getattr(s, "name", None) == KEPT for s in stack)

@@ -17,7 +17,7 @@ from .base import Pass
 from .engine.addresses import Addresses
 from .engine.lines import Lines
 from .engine.suggesting import Suggesting
-from .engine.wrap import FactWarning, FrozenWarning, MeasureWarning, apply, name_of, wrap
+from .engine.wrap import FactWarning, FrozenWarning, MeasureWarning, apply, label_of, wrap
 from .frozen import Request
 from .report import Report
 
@@ -169,7 +169,7 @@ def explain(
     notebooks += [Suggesting()] if suggest else []
     for noted in notebooks:
         asked = asked.by(noted.noting(asked.passes))
-    done = apply(asked, closed, name_of(fn), request, addresses)
+    done = apply(asked, closed, label_of(fn), request, addresses)
     report = done.report
     for noted in notebooks:
         report = noted.annotated(report)
@@ -192,7 +192,7 @@ def rewritten(
     asked = Asked.of(passes, contract, disable, None, frozen, assume)
     closed, request = _requested(fn, args, kwargs, asked)
     addresses = Addresses(asked.disabled)
-    return apply(asked.by(alter(asked.passes)), closed, name_of(fn), request, addresses).report
+    return apply(asked.by(alter(asked.passes)), closed, label_of(fn), request, addresses).report
 
 
 def _requested(

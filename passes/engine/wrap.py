@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +69,7 @@ def apply(
     return done if meter is None else replace(done, report=meter.annotated(done.report))
 
 
-def name_of(fn: Callable[..., Any]) -> str:
+def label_of(fn: Callable[..., Any]) -> str:
     """What reports call a function."""
     return getattr(fn, "__name__", type(fn).__name__)
 
@@ -87,11 +87,8 @@ def wrap(fn: Callable[..., Any], asked: Asked, *, jitted: bool) -> Callable[...,
         out_tree = traced.outputs.arrays
         request = asked.request(fn, args, kwargs, is_dynamic, traced.closed, out_tree)
         addresses = Addresses(asked.disabled) if asked.disabled else None
-        done = apply(asked, traced.closed, name_of(fn), request, addresses)
-        _warn(done.report)
-        _warn_kept(done.report)
-        if asked.check_facts:
-            _warn_unchecked(done.report)
+        done = apply(asked, traced.closed, label_of(fn), request, addresses)
+        _warn(done.report, asked)
         if asked.named:
             _require_all([p for p in asked.passes if p.name in asked.named], done.report)
         return done.closed, traced.outputs, traced.holds_tracers
@@ -133,38 +130,43 @@ def wrap(fn: Callable[..., Any], asked: Asked, *, jitted: bool) -> Callable[...,
     return optimized
 
 
-def _warn(report: Report) -> None:
-    """Says which sites that were to be measured were not: `optimize` returns no report."""
-    guessed = [s for s in report.sites if s.measured is not None and s.measured.why is not None]
-    if guessed:
-        whys = Counter(s.measured.why for s in guessed if s.measured is not None)
+def _warn(report: Report, asked: Asked) -> None:
+    """Says what a report would: `optimize` returns none."""
+    told = [*_guessed(report), *_kept(report), *(_unchecked(report) if asked.check_facts else ())]
+    for category, text in told:
+        warnings.warn(f"{report.name}: {text}", category, stacklevel=4)
+
+
+def _guessed(report: Report) -> Iterator[tuple[type[Warning], str]]:
+    """Which sites that were to be measured were not."""
+    whys = Counter(
+        s.measured.why
+        for s in report.sites
+        if s.measured is not None and s.measured.why is not None
+    )
+    if whys:
         what = "; ".join(f"{why} ({plural(count, 'site')})" for why, count in whys.items())
-        warnings.warn(
-            f"{report.name}: choose='measured' took the rule of thumb where nothing could be "
-            f"measured: {what}",
+        yield (
             MeasureWarning,
-            stacklevel=4,
+            f"choose='measured' took the rule of thumb where nothing could be measured: {what}",
         )
 
 
-def _warn_kept(report: Report) -> None:
-    """Says which declared gradients are no zeros, which whoever reads them next may count on."""
+def _kept(report: Report) -> Iterator[tuple[type[Warning], str]]:
+    """Which declared gradients are no zeros, which whoever reads them next may count on."""
     for leaf in report.frozen:
         codes = [r.code for r in leaf.reasons]
         if leaf.way == "declared" and codes and DISABLED not in codes:
-            warnings.warn(
-                f"{report.name}: the gradient of {leaf.path} is declared frozen and returned all "
-                f"the same: {leaf.reasons[0].code}: {leaf.reasons[0]}",
+            yield (
                 FrozenWarning,
-                stacklevel=4,
+                f"the gradient of {leaf.path} is declared frozen and returned all the same: "
+                f"{codes[0]}: {leaf.reasons[0]}",
             )
 
 
-def _warn_unchecked(report: Report) -> None:
-    """Says which facts nothing checks, as the notes of a report would."""
-    for note in report.notes:
-        if note.startswith(NOT_CHECKED):
-            warnings.warn(f"{report.name}: {note}", FactWarning, stacklevel=4)
+def _unchecked(report: Report) -> Iterator[tuple[type[Warning], str]]:
+    """Which facts nothing checks."""
+    return ((FactWarning, note) for note in report.notes if note.startswith(NOT_CHECKED))
 
 
 def _require_all(passes: Sequence[Pass], report: Report) -> None:
