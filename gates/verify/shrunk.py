@@ -313,7 +313,10 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller, done: Done) -> None:
 
 
 def _named(value: Any) -> Any:
-    return id(value) if isinstance(value, Tracer) else f"{value!r}:{getattr(value, 'dtype', '')}"
+    """A number by what it is, anything else as an object: an array's text may leave values out."""
+    if isinstance(value, Tracer) or getattr(value, "shape", ()):
+        return id(value)
+    return f"{value!r}:{getattr(value, 'dtype', '')}"
 
 
 def _rewritten(

@@ -2,12 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from relower.gates.verify import shrunk as shrinking
 from relower.gates.verify.check import Limits
 from relower.gates.verify.dimensions import Dimensions, groups, keys
 from relower.gates.verify.divided import ByDimension
@@ -185,3 +187,12 @@ def test_where_devices_talk_in_a_pattern_the_smaller_program_is_one_of_all():
     small = found[2]
     assert small.region.manual == ("d",)
     assert any(e.primitive.name == "all_gather" for e in small.after.eqns)
+
+
+def test_constants_whose_texts_are_alike_are_told_apart():
+    """What numpy prints of a large array leaves its middle out."""
+    one, other = np.zeros(5000), np.zeros(5000)
+    other[2500] = 1.0
+    assert repr(one) == repr(other)
+    assert shrinking._named(one) != shrinking._named(other)
+    assert shrinking._named(np.float32(3)) == shrinking._named(np.float32(3))
