@@ -314,7 +314,7 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller, done: Done) -> None:
 
 def _named(value: Any) -> Any:
     """A number by what it is, anything else as an object: an array's text may leave values out."""
-    if isinstance(value, Tracer) or getattr(value, "shape", ()):
+    if isinstance(value, Tracer) or getattr(value, "ndim", 0):
         return id(value)
     return f"{value!r}:{getattr(value, 'dtype', '')}"
 
