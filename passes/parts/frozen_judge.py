@@ -28,7 +28,7 @@ from ...matchers.weight_gradient import (
 from ..frozen import Declared, Request
 from .frozen_cost import Spent, spent
 from .frozen_masks import Cutter, masks
-from .frozen_told import Told, carry_dropped, contexts, makes, told_apart
+from .frozen_told import Told
 
 READERS_SHOWN = 3
 
@@ -109,51 +109,53 @@ class _Judge:
         return Demands(cut, masks(), given_up)
 
     def run(self) -> Judged:
-        declared, demand = self._declared()
-        of_kernels, demand = self._of_kernels(declared, demand)
+        declared, told = self._declared()
+        of_kernels, told = self._of_kernels(declared, told)
         found = [*declared, *of_kernels]
         claimed = {_key(p) for g in declared for p in g.places}
         rest = [p for p in self.made if _key(p) not in claimed]
-        dead, _ = told_apart(demand)
-        needed = [p for p in rest if not dead(p)]
+        needed = [p for p in rest if not told.dead(p)]
         named = any(g.dropped for g in declared)
-        evident = [p for p in rest if dead(p) and self._is_evident(p)]
-        masked = self._grouped(evident, demand, dropped=True)
+        evident = [p for p in rest if told.dead(p) and self._is_evident(p)]
+        masked = self._grouped(evident, told, dropped=True)
         found += [g for g in masked if g.path is not None or not named]
         if self.cutter.zeros and not self.request.finite_grads:
-            found += self._times_zero(needed, demand)
+            found += self._times_zero(needed, told)
         known = {g.path for g in found}
-        for gradient in self._returned_unchanged(needed, demand):
+        for gradient in self._returned_unchanged(needed, told):
             if gradient.path not in known:
                 found.append(gradient)
-        return Judged(tuple(found), demand)
+        return Judged(tuple(found), told.demand)
 
     # --- declared ---------------------------------------------------------------------------
 
-    def _declared(self) -> tuple[list[Gradient], Demand]:
+    def _declared(self) -> tuple[list[Gradient], Told]:
         found: dict[int, tuple[Declared, Gradient]] = {}
         for leaf in self.request.leaves:
             found[leaf.output] = leaf, self._traced_back(leaf)
         zeroed = frozenset(o for o, (_, g) in found.items() if not g.found)
         while True:
-            demand = self.demands.of(self.root, self.everything, zeroed)
+            told = self._told(self.demands, zeroed)
             if not zeroed:
                 break
             # Of a body that several calls share, one that can do without is taken for this one.
-            kept = {o for o in zeroed if not _is_gone(found[o][1], demand)}
+            kept = {o for o in zeroed if not _is_gone(found[o][1], told)}
             if not kept:
                 break
             for o in kept:
                 leaf, gradient = found[o]
-                found[o] = leaf, replace(gradient, kernel=_stuck(gradient, demand))
+                found[o] = leaf, replace(gradient, kernel=_stuck(gradient, told))
             zeroed -= kept  # what these keep alive may be what others are made of
         gradients = [
             self._finished(
-                gradient, demand, output in zeroed, but=(output,)
+                gradient, told, output in zeroed, but=(output,)
             ) if not gradient.found else gradient
             for output, (_, gradient) in found.items()
         ]  # fmt: skip
-        return gradients, demand
+        return gradients, told
+
+    def _told(self, demands: Demands, zeroed: frozenset[int]) -> Told:
+        return Told(demands.of(self.root, self.everything, zeroed))
 
     def _traced_back(self, leaf: Declared) -> Gradient:
         atom = jaxprs.opened(self.root.body).outvars[leaf.output]
@@ -201,37 +203,32 @@ class _Judge:
         kept = [sorted(inputs[position].aval.shape) for position in self.unchanged]
         return any(shape in kept for shape in shapes(scope.eqns[index]))
 
-    def _of_kernels(
-        self, declared: Sequence[Gradient], demand: Demand
-    ) -> tuple[list[Gradient], Demand]:
+    def _of_kernels(self, declared: Sequence[Gradient], told: Told) -> tuple[list[Gradient], Told]:
         """Results of a backward pass's kernels that are masked, or that nothing reads at all.
 
         The latter are gradients where a parameter of their shape is returned as it was.
         """
         known = {v for g in declared for _, v in g.values}
-        calls = contexts(demand)
         found = [
             Gradient(path, False, ((scope, index),), ((scope, var),))
             for scope, index in self.kernels
             for var in scope.eqns[index].outvars
             if var not in known
-            and all(
-                d and index in d.live and var not in d.read for d in calls.get(id(scope), [None])
-            )
+            and all(d and index in d.live and var not in d.read for d in told.of(scope) or [None])
             for path in self._parameter_of(scope, var)
         ]
         if found:
             self.demands = self._demands(frozenset(v for g in found for _, v in g.values))
-            demand = self.demands.of(self.root, self.everything, demand.zeroed)
+            told = self._told(self.demands, told.demand.zeroed)
         named = any(g.dropped for g in declared)
         gradients = [
             self._finished(
-                replace(g, kernel=_stuck(g, demand)), demand, dropped=_is_gone(g, demand)
+                replace(g, kernel=_stuck(g, told)), told, dropped=_is_gone(g, told)
             )
             for g in found
             if g.path is not None or not named
         ]  # fmt: skip
-        return gradients, demand
+        return gradients, told
 
     def _parameter_of(self, scope: Scope, var: Var) -> Iterator[str | None]:
         """The parameter whose gradient a result of a kernel seems to be; nothing if it is none."""
@@ -241,7 +238,7 @@ class _Judge:
         if alike or any(self.cutter.cut(s, i, True) is not None for s, i in walk.passed):
             yield self._input(alike[0]) if len(alike) == 1 else None
 
-    def _grouped(self, places: Sequence[Place], demand: Demand, dropped: bool) -> list[Gradient]:
+    def _grouped(self, places: Sequence[Place], told: Told, dropped: bool) -> list[Gradient]:
         """A gradient for each parameter; what is of none goes along with them."""
         groups: dict[tuple[int, ...], list[Place]] = {}
         for place in places:
@@ -253,21 +250,19 @@ class _Judge:
             path = " or ".join(map(self._input, inputs)) or None
             several = [group] if inputs else [[p] for p in group]
             found += [
-                self._finished(Gradient(path, False, tuple(one)), demand, dropped)
-                for one in several
+                self._finished(Gradient(path, False, tuple(one)), told, dropped) for one in several
             ]
         return found
 
-    def _times_zero(self, places: Sequence[Place], demand: Demand) -> list[Gradient]:
+    def _times_zero(self, places: Sequence[Place], told: Told) -> list[Gradient]:
         assuming = Demands(lambda s, i: self.cutter.cut(s, i, True), masks())
-        without = assuming.of(self.root, self.everything, demand.zeroed)
-        dead, _ = told_apart(without)
+        without = self._told(assuming, told.demand.zeroed)
         line = _place_of(*self.cutter.zeros[0])
-        evident = [p for p in places if dead(p) and self._is_evident(p)]
-        gradients = self._grouped(evident, demand, dropped=False)
+        evident = [p for p in places if without.dead(p) and self._is_evident(p)]
+        gradients = self._grouped(evident, told, dropped=False)
         return [replace(g, times_zero=line, readers=()) for g in gradients]
 
-    def _returned_unchanged(self, places: Sequence[Place], demand: Demand) -> list[Gradient]:
+    def _returned_unchanged(self, places: Sequence[Place], told: Told) -> list[Gradient]:
         """Gradients of parameters that come out as they went in, though something reads them."""
         if not self.unchanged:
             return []
@@ -275,8 +270,8 @@ class _Judge:
         if not any(self.unchanged.values()) and behind <= set(self.unchanged):
             return []  # this is no step: it returns all parameters as they are
         mine = [p for p in places if set(self.parameters.behind(p)) & set(self.unchanged)]
-        gradients = self._grouped(mine, demand, dropped=False) if mine else []
-        read = [g for g in gradients if g.path is not None and self._is_read_first(g, demand)]
+        gradients = self._grouped(mine, told, dropped=False) if mine else []
+        read = [g for g in gradients if g.path is not None and self._is_read_first(g, told)]
         return [g if g.readers else replace(g, readers=self._kept_in(g)) for g in read]
 
     def _kept_in(self, gradient: Gradient) -> tuple[str, ...]:
@@ -284,7 +279,7 @@ class _Judge:
         outputs = self.walker.onward(_results(gradient.places)).outputs
         return tuple(f"the output {self._output(o)}" for o in outputs)
 
-    def _is_read_first(self, gradient: Gradient, demand: Demand) -> bool:
+    def _is_read_first(self, gradient: Gradient, told: Told) -> bool:
         """Whether a gradient is read, and seems to be masked afterwards.
 
         It isn't where the program returns it, and the parameter as it is. One that is returned as
@@ -293,21 +288,19 @@ class _Judge:
         walk = self.walker.onward(_results(gradient.places))
         of = {i for p in gradient.places for i in self.parameters.behind(p)}
         updated = any(self.unchanged.get(i, False) for i in of)
-        _, live = told_apart(demand)
         if updated and walk.outputs:
             return True
-        return any(map(live, walk.readers)) and not walk.outputs
+        return any(map(told.live, walk.readers)) and not walk.outputs
 
     # --- both -------------------------------------------------------------------------------
 
     def _finished(
-        self, gradient: Gradient, demand: Demand, dropped: bool, but: Iterable[int] = ()
+        self, gradient: Gradient, told: Told, dropped: bool, but: Iterable[int] = ()
     ) -> Gradient:
         walk = self.walker.onward(gradient.values or _results(gradient.places))
-        dead, live = told_apart(demand)
-        passed = [p for p in walk.passed if dead(p) or not dropped]
-        carries = [c for c in walk.carries if not dropped or carry_dropped(demand, c)]
-        readers = () if dropped else self._readers(walk, live, frozenset(but))
+        passed = [p for p in walk.passed if told.dead(p) or not dropped]
+        carries = [c for c in walk.carries if not dropped or told.carry_dropped(c)]
+        readers = () if dropped else self._readers(walk, told, frozenset(but))
         return replace(
             gradient,
             dropped=dropped,
@@ -317,10 +310,10 @@ class _Judge:
             ),
         )
 
-    def _readers(self, walk: Walk, live: Told, but: frozenset[int]) -> tuple[str, ...]:
+    def _readers(self, walk: Walk, told: Told, but: frozenset[int]) -> tuple[str, ...]:
         found: dict[str, None] = {}
         for scope, index in walk.readers:
-            if live((scope, index)):
+            if told.live((scope, index)):
                 eqn = scope.eqns[index]
                 found[f"{eqn.primitive.name} at {_place_of(scope, index)}"] = None
         if self.request.leaves:
@@ -357,14 +350,13 @@ def _results(places: Iterable[Place]) -> list[tuple[Scope, Var]]:
     return [(scope, v) for scope, index in places for v in scope.eqns[index].outvars]
 
 
-def _is_gone(gradient: Gradient, demand: Demand) -> bool:
+def _is_gone(gradient: Gradient, told: Told) -> bool:
     """Whether nothing makes a gradient any more, as far as the equations go that made it."""
-    found = contexts(demand)
 
     def gone(scope: Scope, var: Var) -> bool:
         place = scope.definition(var)
         assert place is not None  # the walk ended at what makes it
-        return any(d is None or not makes(d, *place) for d in found.get(id(scope), ()))
+        return told.unmade(scope, *place)
 
     return all(gone(scope, var) for scope, var in gradient.values)
 
@@ -383,13 +375,12 @@ def _left(gradient: Gradient, place: Place, dropped: bool) -> Eqn | None:
     return eqn if isinstance(left, str) else left.eqn
 
 
-def _stuck(gradient: Gradient, demand: Demand) -> str:
+def _stuck(gradient: Gradient, told: Told) -> str:
     """Why a kernel goes on making a gradient."""
-    found = contexts(demand)
     said = (
         d.whole[index]
         for scope, index in gradient.places
-        for d in found.get(id(scope), ())
+        for d in told.of(scope)
         if d is not None and index in d.whole
     )
     return next(said, "")

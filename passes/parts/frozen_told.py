@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...matchers.demand import Demand
 from ...matchers.graph import Scope
 from ...matchers.value_walk import Place
 
-Told = Callable[[Place], bool]
-"""Says something of an equation."""
+
+class Told:
+    """What is needed of a program, asked by equation: a body may be run from several places."""
+
+    def __init__(self, demand: Demand) -> None:
+        self.demand = demand
+        """On the outermost body."""
+        self._calls = _calls(demand)
+
+    def of(self, scope: Scope) -> list[Demand | None]:
+        """The demands on a scope; None where some call of it is not needed at all."""
+        return self._calls.get(id(scope), [])
+
+    def dead(self, place: Place) -> bool:
+        """Whether an equation is not needed in some call of its body."""
+        scope, index = place
+        return any(d is None or index not in d.live for d in self.of(scope))
+
+    def live(self, place: Place) -> bool:
+        """Whether an equation is needed in some call of its body."""
+        scope, index = place
+        return any(d is not None and index in d.live for d in self.of(scope))
+
+    def unmade(self, scope: Scope, index: int, result: int) -> bool:
+        """Whether one result of an equation is no longer made in some call of its body."""
+        return any(d is None or not _makes(d, index, result) for d in self.of(scope))
+
+    def carry_dropped(self, carry: tuple[Scope, int, int]) -> bool:
+        """Whether a loop, given with one of its results, no longer carries it in some call."""
+        scope, index, result = carry
+        return any(
+            d is None
+            or index not in d.live
+            or not d.results.get(index, (True,) * (result + 1))[result]
+            for d in self.of(scope)
+        )
 
 
-def contexts(demand: Demand) -> dict[int, list[Demand | None]]:
+def _calls(demand: Demand) -> dict[int, list[Demand | None]]:
     """The demands on each scope, by its id; None where some call of it is not needed at all."""
     found: dict[int, list[Demand | None]] = {}
     waiting: list[tuple[Scope, Demand | None]] = [(demand.scope, demand)]
@@ -37,32 +69,6 @@ def _alike(a: Demand, b: Demand) -> bool:
     return a.live == b.live and a.results == b.results
 
 
-def told_apart(demand: Demand) -> tuple[Told, Told]:
-    """Whether an equation is dead, and whether it is live, in some call of its body."""
-    found = contexts(demand)
-
-    def dead(place: Place) -> bool:
-        scope, index = place
-        return any(d is None or index not in d.live for d in found.get(id(scope), ()))
-
-    def live(place: Place) -> bool:
-        scope, index = place
-        return any(d is not None and index in d.live for d in found.get(id(scope), ()))
-
-    return dead, live
-
-
-def makes(demand: Demand, index: int, result: int) -> bool:
-    """Whether a result is still made, in a body of which this is needed."""
+def _makes(demand: Demand, index: int, result: int) -> bool:
     left = demand.parts.get(index)
     return index in demand.live and (left is None or left.results[result])
-
-
-def carry_dropped(demand: Demand, carry: tuple[Scope, int, int]) -> bool:
-    """Whether a loop, given with one of its results, no longer carries it in some call."""
-    scope, index, result = carry
-    found = contexts(demand).get(id(scope), ())
-    return any(
-        d is None or index not in d.live or not d.results.get(index, (True,) * (result + 1))[result]
-        for d in found
-    )
