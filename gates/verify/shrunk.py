@@ -314,7 +314,8 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller, done: Done) -> None:
 
 def _named(value: Any) -> Any:
     """A number by what it is, anything else as an object: an array's text may leave values out."""
-    if isinstance(value, Tracer) or getattr(value, "ndim", 0):
+    ndim: int = getattr(value, "ndim", 0)
+    if isinstance(value, Tracer) or ndim:
         return id(value)
     return f"{value!r}:{getattr(value, 'dtype', '')}"
 
