@@ -142,6 +142,10 @@ def _explain(request: dict[str, Any]) -> Any:
         except Exception as error:
             raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
     shown = report.to_json()
+    if request["options"].get("suggest"):
+        from ..lowering.siblings import siblings
+
+        shown["cases"] = siblings(request["spec"])
     return {**shown, "notes": [*shown.get("notes", ()), *_checked(request)]}
 
 
