@@ -28,8 +28,8 @@ class Frozen:
     Attributes:
       leaves: a regex, searched for in each leaf's path as ``jax.tree_util.keystr`` writes it with
         ``simple=True, separator="/"`` (``layers/router/kernel``); a function of that path that
-        returns a bool; or a tree of bools, True where frozen, of the gradients' structure or a prefix
-        of it, as of ``in_axes``: a bool in place of a subtree stands for all leaves of that.
+        returns a bool; or a tree of bools, True where frozen, of the gradients' structure or a
+        prefix of it, as of ``in_axes``: a bool in place of a subtree stands for all its leaves.
       grads: takes the function's output and returns the gradients in it. By default the whole
         output is the gradients, as that of ``jax.grad(loss)`` is.
 

@@ -122,7 +122,7 @@ MISFITS = {
         {"router": {"kernel": {"deep": True}}, "wo": True}, ValueError, "or a prefix of it, {'rou",
     ),
     "a list for a tuple": (
-        {"router": True, "wo": (True, True)}, ValueError, "wanted that of the gradients, or a prefix",
+        {"router": True, "wo": (True, True)}, ValueError, "wanted that of the gradients, or a",
     ),
     "no such part": (Frozen("wo", grads=broken), ValueError, "KeyError: 'grads'"),
     "no part": (Frozen("wo", grads=lambda out: 7), ValueError, "of other things than leaves"),
