@@ -368,7 +368,7 @@ NEARLY = {
     "gate: slice(start_indices=(0, 0), ": one_gemm(
         lambda y: y[:, : N // 2], lambda y: y[:, N // 2 : N]
     ),
-    "gate: slice(start_indices=(0, 0), limit_indices=(48, 64), ": one_gemm(
+    "gate: slice(start_indices=(0, 0), limit_indices=(": one_gemm(
         lambda y: y[:, :64], lambda y: y[:, 192:]
     ),
     "gate: min": one_gemm(lambda y: jnp.minimum(LOW(y), 7), HIGH),
