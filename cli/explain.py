@@ -72,6 +72,8 @@ def _run(options: argparse.Namespace) -> int:
             raise InputError(f"{options.case}: --suggest is for the files of the work tree")
         asked["suggest"] = True
     request = replace(request, options=asked)
+    if options.passes == "none":
+        request = replace(request, passes=())  # where nothing is said, those that run unasked
     doing = "measuring" if options.measure else "tracing"
     with status(f"{doing} {options.case}"):
         report = run(request, timeout=options.timeout)

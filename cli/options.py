@@ -9,12 +9,12 @@ from typing import Any
 
 from ..gates.child import Job, passes_from
 from ..gates.config import LONGEST_TIMEOUT
+from ..gates.pass_sets import CONTRACTS
 from ..lowering.errors import InputError
 
 DEFAULT = "default"
 FILE_HELP = "FILE.py:NAME, or FILE.py:NAME[KEY] for one of a dict of cases"
 CASE_HELP = f"{FILE_HELP}; with @REV, the files of a git revision"
-CONTRACTS = ("bitwise", "value", "rounding")
 Subparsers = Any
 
 
@@ -132,7 +132,7 @@ def job(options: argparse.Namespace, do: Any, spec: str, **more: Any) -> Job:
 def _fits(options: argparse.Namespace, do: str) -> None:
     """Raises where options speak of passes that don't run."""
     sides = [passes_from(s) for s in (options.passes, getattr(options, "passes_b", None))]
-    if do in ("explain", "bisect"):
+    if do in ("explain", "bisect") and options.passes is None:
         sides[0] = sides[0] or "default"  # what they take to be meant
     told = [n for n in ("contract", "frozen", "assume", "disable") if getattr(options, n)]
     if told and not any(sides):

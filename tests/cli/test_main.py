@@ -621,8 +621,15 @@ def test_the_contract_of_what_default_stands_for(capfd, parsed, tmp_path, monkey
     _, err = said(capfd, command, "m.py:case", *more, "--passes", "late_cast",
                   "--contract", "value", code=2)  # fmt: skip
     assert "--contract says what 'default' stands for: found --passes late_cast" in err
-    if command == "lower":
-        _, err = said(capfd, command, "m.py:case", "--contract", "value", code=2)
+    if command == "explain":
+        out, _ = said(capfd, command, "m.py:case", "--passes", "none", "--counts", code=0)
+        assert "0 applied, 0 declined" in out
+        out, _ = said(capfd, command, "m.py:case", "--contract", "value", "--counts", code=0)
+        assert re.search(r"^top_k_scatter +1 +0$", out, re.MULTILINE)
+        more = ["--passes", "none"]
+    if command != "bisect":
+        more = more if command == "explain" else []
+        _, err = said(capfd, command, "m.py:case", *more, "--contract", "value", code=2)
         assert "--contract is for passes: found none, wanted --passes default" in err
 
 
