@@ -90,7 +90,7 @@ class Demands:
         """
         self._given_up = given_up
         self._cut = cut
-        self._plain_but_for = None if at is None else at | _pairwise()
+        self._at = at
         self._known: dict[tuple[Any, ...], Demand] = {}
         self._kept: dict[int, bool] = {}
 
@@ -112,21 +112,24 @@ class Demands:
         inner = _zeros_further_in(demand)
         made_elsewhere: set[int] = set()
         keeps = self._keeps(scope)
-        special = None if keeps else self._plain_but_for
+        cuts_at = None if keeps else self._at
         eqns, read, live, children = scope.eqns, demand.read, demand.live, scope.children
+        pairwise = _pairwise()
         literal = jaxprs.LITERAL  # asked for once: this loop visits every equation
         for index in reversed(range(len(eqns)) if keeps else scope.live):
             eqn = eqns[index]
             if (
-                special is not None
-                and eqn.primitive not in special
+                cuts_at is not None
+                and eqn.primitive not in pairwise
                 and index not in children
                 and not eqn.effects
             ):
-                if not read.isdisjoint(eqn.outvars):
+                if read.isdisjoint(eqn.outvars):
+                    continue
+                if eqn.primitive not in cuts_at or self._cut(scope, index) is None:
                     live.add(index)
                     read.update([a for a in eqn.invars if type(a) is not literal])
-                continue
+                    continue
             needed = tuple([v in demand.read for v in eqn.outvars])
             zeros = {}
             if index in inner:

@@ -17,7 +17,7 @@ from ..compat.bodies import BodyKey, Carried, Role, carried
 from ..compat.primitives import host_array, primitive
 from . import loops
 from .crossing import Crossing
-from .fact import UNKNOWN, Fact, default_of, integer, join, limits, meet
+from .fact import UNKNOWN, Constant, Fact, default_of, integer, join, limits, meet
 from .fact_of_values import of_array, of_scalar
 from .flow import inflow, outflow
 from .guards import Guard, Guards, Region
@@ -59,6 +59,14 @@ class BodyFacts:
             return _of_literal(atom)
         found = self._facts.get(atom)
         return default_of(atom.aval) if found is None else found
+
+    def constant(self, atom: jaxprs.Atom) -> Constant | None:
+        """What every element of a variable or literal is; None where that isn't known.
+
+        For less than `fact` takes: no type alone tells a constant.
+        """
+        found = _of_literal(atom) if jaxprs.is_literal(atom) else self._facts.get(atom)
+        return None if found is None else found.constant
 
     def children(self, eqn_index: int) -> dict[BodyKey, BodyFacts]:
         """The facts inside the bodies that one equation carries; empty if it carries none.

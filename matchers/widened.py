@@ -103,9 +103,9 @@ def find_widened(scope: Scope, index: int) -> Widened | None:
 
 
 def may_be_cut(scope: Scope, var: Var) -> bool:
-    """Whether what moves a value's elements cuts them, or may by a call or a join with others."""
+    """Whether what moves a value's elements cuts them, or may by a join with others."""
     waiting, seen = [var], 0
-    eqns, may_move, whole = scope.eqns, _moves_or_calls(), _keep_whole()
+    eqns, may_move = scope.eqns, _moves_or_calls()
     while waiting:
         for reader in scope.readers(waiting.pop()):
             if reader == OUTPUT or eqns[reader].primitive not in may_move:
@@ -114,10 +114,22 @@ def may_be_cut(scope: Scope, var: Var) -> bool:
                 continue
             eqn = eqns[reader]
             seen += 1
-            if eqn.primitive not in whole or seen > _MOST:
+            if _cuts_or_joins(scope, reader) or seen > _MOST:
                 return True
             waiting += eqn.outvars
     return False
+
+
+def _cuts_or_joins(scope: Scope, index: int) -> bool:
+    """Whether an equation that only moves elements cuts or joins arrays, or its body does."""
+    if scope.eqns[index].primitive is not primitive("jit_p"):
+        return scope.eqns[index].primitive not in _keep_whole()
+    inside = scope.inside(index)
+    if inside is None:
+        return True
+    child = inside[0]
+    arrays = (i for i in child.live if child.eqns[i].outvars[0].aval.shape)
+    return any(_cuts_or_joins(child, i) for i in arrays)
 
 
 class _Search:

@@ -21,7 +21,7 @@ from ...compat.source import is_kept
 from ...matchers.facts import Splice
 from ...matchers.graph import Scope
 from ..base import Accepted, Match, Reason, Replacement, SiteDeclined
-from .check import check_rewritten
+from .check import check_equations, check_rewritten
 from .order import order_of
 from .retype import Retyper
 from .sharing import trace_key, varying_at_least, what_is_done
@@ -122,6 +122,7 @@ class Interpreter:
         self.renames.append(renamed)
         sites = self._by_scope.get(id(scope), {})
         changed = False
+        first = len(self.splices)
         try:
             for index in order_of(jaxpr.eqns, sites):
                 eqn = jaxpr.eqns[index]
@@ -153,7 +154,8 @@ class Interpreter:
         eqns, after = _prune(was_live, places, emitted, outvars, gone)
         _check_unused_readers(gone, after)
         body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
-        check_rewritten(body, scope.body, retyped=retyper.active)
+        copies = {id(eqn) for splice in self.splices[first:] for eqn in splice.eqns}
+        check_rewritten(body, scope.body, retyped=retyper.active, copies=copies)
         unread = frozenset(
             i for i, v in enumerate(jaxprs.invars(body)) if v in before and v not in after
         )
@@ -234,9 +236,11 @@ class Interpreter:
         if known is None:
             self._keep.extend(eqns)
             axes = [vma.varying(v.aval) for v in replacement.results]
-            known = self._traces[key] = tracing.trace_replacement(
+            known = tracing.trace_replacement(
                 varying_at_least(fn, axes), operands, site.match.eqn
             )
+            check_equations(known.eqns)
+            self._traces[key] = known
         return known
 
     def _narrow(self, body: Body, dropped: frozenset[int]) -> Body:

@@ -17,9 +17,10 @@ from ...matchers.graph import Scope
 from ...matchers.value_walk import Place
 
 
-def _is_float(aval: Any) -> bool:
+@functools.cache
+def _is_float(dtype: Any) -> bool:
     """Whether a value may be a gradient at all."""
-    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 @functools.cache
@@ -40,12 +41,12 @@ class Cutter:
     def cut(self, scope: Scope, index: int, finite: bool) -> Cut | None:
         """What a mask's result is without the gradients that it masks; None for anything else."""
         eqn = scope.eqns[index]
-        if eqn.primitive not in masks() or not _is_float(eqn.outvars[0].aval):
+        if eqn.primitive not in masks() or not _is_float(eqn.outvars[0].aval.dtype):
             return None
         if eqn.primitive is primitive("select_n_p"):
             return self._selected(scope, index)
         for operand in (0, 1):
-            known = scope.fact(eqn.invars[1 - operand]).constant
+            known = scope.facts.constant(eqn.invars[1 - operand])
             if known is not None and known.value == 0 and self._is_gradient(scope, index, operand):
                 self.zeros.append((scope, index))
                 return Cut(None) if finite else None
@@ -53,7 +54,7 @@ class Cutter:
 
     def _selected(self, scope: Scope, index: int) -> Cut | None:
         eqn = scope.eqns[index]
-        known = scope.fact(eqn.invars[0]).constant
+        known = scope.facts.constant(eqn.invars[0])
         if known is None:
             return None
         chosen = 1 + int(known.value)
