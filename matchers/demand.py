@@ -7,7 +7,6 @@ nobody reads isn't, nor what was added to it; likewise through calls, branches, 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +15,8 @@ from ..compat import edit, jaxprs, kernel_parts
 from ..compat.bodies import BodyKey, Entered, Flow, Role
 from ..compat.jaxprs import Eqn, Var
 from ..compat.kernel_parts import Part
-from ..compat.primitives import primitive
 from ..compat.source import any_kept
+from .dataflow import pairwise
 from .graph import Scope
 
 
@@ -64,12 +63,7 @@ def is_pairwise(eqn: Eqn) -> bool:
     """Whether each result is of the operand at its place, and of no other."""
     if not len(eqn.invars) == len(eqn.outvars) > 1:
         return False
-    return eqn.primitive in _pairwise()
-
-
-@functools.cache
-def _pairwise() -> frozenset[Any]:
-    return frozenset({primitive("optimization_barrier_p"), primitive("psum_p")})
+    return eqn.primitive in pairwise()
 
 
 class Demands:
@@ -114,13 +108,13 @@ class Demands:
         keeps = self._keeps(scope)
         cuts_at = None if keeps else self._at
         eqns, read, live, children = scope.eqns, demand.read, demand.live, scope.children
-        pairwise = _pairwise()
+        barriers = pairwise()
         literal = jaxprs.LITERAL  # asked for once: this loop visits every equation
         for index in reversed(range(len(eqns)) if keeps else scope.live):
             eqn = eqns[index]
             if (
                 cuts_at is not None
-                and eqn.primitive not in pairwise
+                and eqn.primitive not in barriers
                 and index not in children
                 and not eqn.effects
             ):

@@ -85,6 +85,8 @@ class Splice:
     """What the template's inputs are there."""
     eqns: Sequence[jaxprs.Eqn]
     """One for each equation of the template, in order."""
+    results: Sequence[jaxprs.Var] = ()
+    """The variables of what was replaced, some of which these equations may bind again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Analysis:
         self._origins: dict[int, tuple[jaxprs.Body, list[BodyFacts]]] = {}
         self._positionwise: dict[int, tuple[jaxprs.Body, bool]] = {}
         self._spliced: dict[int, tuple[Splice, int]] = {}
+        self._found_in: dict[int, list[tuple[int, int, Fact]]] = {}
 
     def spliced(self, splice: Splice) -> None:
         """Say what some equations were copied from.
@@ -174,6 +177,16 @@ class Analysis:
             _BodyAnalysis(self, found).run(self._origin(found))
         return found
 
+    def found_in(self, facts: BodyFacts) -> Sequence[tuple[int, int, Fact]]:
+        """What is known of a body's results by equation and position, listed once for its copies."""
+        known = self._found_in.get(id(facts))
+        if known is None:
+            eqns = jaxprs.opened(facts.body).eqns
+            every = ((i, r, v) for i, eqn in enumerate(eqns) for r, v in enumerate(eqn.outvars))
+            known = [(i, r, facts._facts[v]) for i, r, v in every if v in facts._facts]
+            self._found_in[id(facts)] = known
+        return known
+
     def positionwise(self, body: jaxprs.Body) -> bool:
         """Whether each element of a body's results is made of those at its own place alone."""
         known = self._positionwise.get(id(body))
@@ -212,7 +225,8 @@ def _key(given: Mapping[Any, Guard]) -> frozenset[Any]:
 
 def _reads(eqn: jaxprs.Eqn, those: set[Any]) -> bool:
     """Whether an equation reads one of ``those`` variables."""
-    return any(a in those for a in eqn.invars if not jaxprs.is_literal(a))
+    literal = jaxprs.LITERAL  # asked of nearly every equation of a rewritten program
+    return not those.isdisjoint([a for a in eqn.invars if type(a) is not literal])
 
 
 class _BodyAnalysis:
@@ -224,6 +238,7 @@ class _BodyAnalysis:
         self.jaxpr = jaxprs.opened(result.body)
         self._producers: dict[Any, int] | None = None
         self._templates: dict[int, BodyFacts] = {}
+        """Of each copy that was met, the facts of what it is a copy of."""
         self.crossing = Crossing(analysis, result, self._definition)
         self.guards = result.guards = self.crossing.guards
 
@@ -245,24 +260,27 @@ class _BodyAnalysis:
         related = {primitive(name) for name in ("select_n_p", "jit_p", "mul_p", "and_p")}
         better: set[Any] = set()  # variables of which more is known than before the rewrite
         for index, eqn in enumerate(jaxpr.eqns):
-            before = known.get(id(eqn))
+            before = known.get(id(eqn)) if known else None
             if before is not None and not (better and _reads(eqn, better)):
                 if before in inside:
                     self.result._children[index] = inside[before]
                 continue  # nearly all of a body that was rewritten
             copied = spliced.get(id(eqn)) if spliced else None
-            rule = table.get(eqn.primitive)
+            old: Sequence[Any] = eqn.outvars
             if copied is not None:
-                self._take_over(index, eqn, *copied)
-            elif rule is not None:
-                self._apply(eqn, *rule)
+                self._take_over(index, *copied)
+                old = [v for v in eqn.outvars if v in copied[0].results]
             else:
-                self._descend(index, eqn)
-            if copied is None and eqn.primitive in related:
-                self._relate(eqn)
+                rule = table.get(eqn.primitive)
+                if rule is not None:
+                    self._apply(eqn, *rule)
+                else:
+                    self._descend(index, eqn)
+                if eqn.primitive in related:
+                    self._relate(eqn)
             if origin is not None:
                 # The rewrite kept the value, and perhaps hid how it came about.
-                for var in eqn.outvars:
+                for var in old:
                     was, now = origin._facts.get(var), facts.get(var)
                     if was is not None and (now is None or join(was, now) != was):
                         facts[var] = was
@@ -270,17 +288,14 @@ class _BodyAnalysis:
                         better.add(var)
         self.result.outputs = tuple(map(self.result.fact, jaxpr.outvars))
 
-    def _take_over(self, index: int, eqn: jaxprs.Eqn, splice: Splice, position: int) -> None:
-        """The facts of the equation of which this one is a copy."""
+    def _take_over(self, index: int, splice: Splice, position: int) -> None:
+        """The facts of the equation of which this one is a copy, and of all others with it."""
         facts = self._templates.get(id(splice))
         if facts is None:
             given = [self.result.fact(a) for a in splice.operands]
             facts = self._templates[id(splice)] = self.analysis.enter(splice.template, given)
-        source = splice.template.eqns[position]
-        for var, made in zip(eqn.outvars, source.outvars):
-            found = facts._facts.get(made)
-            if found is not None:
-                self.result._facts[var] = found
+            for place, result, fact in self.analysis.found_in(facts):
+                self.result._facts[splice.eqns[place].outvars[result]] = fact
         if position in facts._children:
             self.result._children[index] = facts._children[position]
 

@@ -210,7 +210,7 @@ class Interpreter:
             return []
         traced = self._traced(site, operands, fn or _as_they_are)
         new, values = tracing.splice(traced, operands, eqn, replacement.results)
-        self.splices.append(Splice(traced, operands, new))
+        self.splices.append(Splice(traced, operands, new, replacement.results))
         self.replaced.append((site, new))
         if len(values) != len(replacement.results):
             raise ValueError(

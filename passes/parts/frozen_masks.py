@@ -12,6 +12,7 @@ from ...compat import jaxprs
 from ...compat.jaxprs import Var
 from ...compat.mesh_types import differs_only_in_mesh
 from ...compat.primitives import primitive
+from ...matchers.dataflow import Dataflow
 from ...matchers.demand import Cut
 from ...matchers.graph import Scope
 from ...matchers.value_walk import Place
@@ -27,6 +28,20 @@ def _is_float(dtype: Any) -> bool:
 def masks() -> frozenset[Any]:
     """The primitives of equations that mask."""
     return frozenset({primitive("select_n_p"), primitive("mul_p")})
+
+
+def any_mask(flow: Dataflow) -> bool:
+    """Whether a float is selected by a constant or multiplied by zero anywhere, a gradient or not."""
+    select, product = primitive("select_n_p"), primitive("mul_p")
+    for scope in flow.scopes:
+        constant, eqns = scope.facts.constant, scope.eqns
+        if any(constant(eqns[i].invars[0]) is not None for i in scope.places.get(select, ())):
+            return True
+        for i in scope.places.get(product, ()):
+            known = (constant(a) for a in eqns[i].invars)
+            if any(k is not None and k.value == 0 for k in known):
+                return True
+    return False
 
 
 class Cutter:
