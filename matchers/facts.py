@@ -300,8 +300,14 @@ class _BodyAnalysis:
             self.result._children[index] = facts._children[position]
 
     def _apply(self, eqn: jaxprs.Eqn, rule: Any, is_source: bool) -> None:
-        fact_of = self.result.fact
-        operands = [fact_of(v) for v in eqn.invars]
+        known, literal = self.result._facts, jaxprs.LITERAL  # nearly every equation comes here
+        operands: list[Fact] = []
+        for atom in eqn.invars:
+            if type(atom) is literal:
+                operands.append(_of_literal(atom))
+            else:
+                given = known.get(atom)
+                operands.append(default_of(atom.aval) if given is None else given)
         if is_source:
             counts = limits(getattr(eqn.outvars[-1].aval, "dtype", None)) is not None
             if operands and not counts and all(f is UNKNOWN for f in operands):

@@ -150,11 +150,12 @@ class Interpreter:
         was_live, before = _live(jaxpr.eqns, jaxpr.outvars)
         if scope.in_kept:
             was_live = set()
-        gone = _without_a_successor(jaxpr.eqns, sites, emitted, renamed)
+        spliced = [eqn for splice in self.splices[first:] for eqn in splice.eqns]
+        gone = _without_a_successor(jaxpr.eqns, sites, spliced, renamed)
         eqns, after = _prune(was_live, places, emitted, outvars, gone)
         _check_unused_readers(gone, after)
         body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
-        copies = {id(eqn) for splice in self.splices[first:] for eqn in splice.eqns}
+        copies = set(map(id, spliced))
         check_rewritten(body, scope.body, retyped=retyper.active, copies=copies)
         unread = frozenset(
             i for i, v in enumerate(jaxprs.invars(body)) if v in before and v not in after
@@ -307,7 +308,7 @@ def _stays(eqn: Eqn) -> bool:
 def _without_a_successor(
     eqns: Sequence[Eqn],
     sites: Mapping[int, Accepted],
-    emitted: Sequence[Eqn],
+    spliced: Sequence[Eqn],
     renamed: Mapping[Var, Atom],
 ) -> dict[Var, Accepted]:
     """Results of replaced equations that no replacement gives, each with its site."""
@@ -319,7 +320,7 @@ def _without_a_successor(
         if v not in renamed
     }
     if found:
-        for eqn in emitted:
+        for eqn in spliced:  # no other equation binds what these bound
             for v in eqn.outvars:
                 found.pop(v, None)
     return found
