@@ -178,7 +178,7 @@ class Analysis:
         return found
 
     def found_in(self, facts: BodyFacts) -> Sequence[tuple[int, int, Fact]]:
-        """What is known of a body's results by equation and position, listed once for its copies."""
+        """What is known of a body's results by equation and place, listed once for all copies."""
         known = self._found_in.get(id(facts))
         if known is None:
             eqns = jaxprs.opened(facts.body).eqns

@@ -46,9 +46,9 @@ class _Following:
                 continue
             made = scope.definition(var)
             if made is None:
-                position = scope.position(var)
-                if position is not None:
-                    self._not_handed_in(scope, position)
+                entry = scope.position(var)
+                if entry is not None:
+                    self._not_handed_in(scope, entry)
             elif not self._made_for_nothing(scope, *made):
                 return False
         return True

@@ -237,9 +237,7 @@ class Interpreter:
         if known is None:
             self._keep.extend(eqns)
             axes = [vma.varying(v.aval) for v in replacement.results]
-            known = tracing.trace_replacement(
-                varying_at_least(fn, axes), operands, site.match.eqn
-            )
+            known = tracing.trace_replacement(varying_at_least(fn, axes), operands, site.match.eqn)
             check_equations(known.eqns)
             self._traces[key] = known
         return known

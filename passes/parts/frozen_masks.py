@@ -31,15 +31,17 @@ def masks() -> frozenset[Any]:
 
 
 def any_mask(flow: Dataflow) -> bool:
-    """Whether a float is selected by a constant or multiplied by zero anywhere, a gradient or not."""
+    """Whether a float is selected by a constant or multiplied by zero, a gradient or not."""
     select, product = primitive("select_n_p"), primitive("mul_p")
     for scope in flow.scopes:
-        constant, eqns = scope.facts.constant, scope.eqns
-        if any(constant(eqns[i].invars[0]) is not None for i in scope.places.get(select, ())):
-            return True
-        for i in scope.places.get(product, ()):
-            known = (constant(a) for a in eqns[i].invars)
-            if any(k is not None and k.value == 0 for k in known):
+        constant = scope.facts.constant
+        for eqn in (scope.eqns[i] for i in scope.places.get(select, ())):
+            if constant(eqn.invars[0]) is not None and _is_float(eqn.outvars[0].aval.dtype):
+                return True
+        for eqn in (scope.eqns[i] for i in scope.places.get(product, ())):
+            known = (constant(a) for a in eqn.invars)
+            zero = any(k is not None and k.value == 0 for k in known)
+            if zero and _is_float(eqn.outvars[0].aval.dtype):
                 return True
     return False
 
