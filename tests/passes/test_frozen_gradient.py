@@ -20,9 +20,8 @@ from relower.compat import bodies, jaxprs, tracing
 from relower.compat.primitives import primitive
 from relower.compat.source import is_kept
 from relower.matchers import demand
-from relower.passes import base
+from relower.passes import base, registry
 from relower.passes import frozen as declarations
-from relower.passes import registry
 from relower.passes.engine import check
 from relower.passes.parts import frozen_masks
 
