@@ -13,7 +13,6 @@ import difflib
 import io
 import os
 import re
-import tempfile
 import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from ..lowering.artifact import load
 from ..lowering.change import Verdict
 from ..lowering.diff import diff
 from ..lowering.errors import InputError
+from ..lowering.scratch import scratch
 from .child import Job, run
 
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
@@ -57,7 +57,7 @@ def shown(made: Patch, lowering: Job, *, timeout: float | None = None) -> str | 
     Returns:
       None where both are one program at level ``dataflow``; else what was found, in one line.
     """
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with scratch() as folder:
         paths = [os.path.join(folder, name) for name in ("before", "after")]
         try:
             for path, sources in zip(paths, ({}, made.files), strict=True):

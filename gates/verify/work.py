@@ -9,7 +9,8 @@ from typing import Any
 
 from ...lowering.case import Case
 from ...lowering.errors import InputError
-from ...lowering.load import describe, load_case
+from ...lowering.load import load_case
+from ...lowering.own_mesh import untraceable
 from ...lowering.targets import DEFAULT_TARGET
 from .api import verify, verify_examples
 from .check import Limits
@@ -64,9 +65,9 @@ def _verified(
         told = ("contract is", "frozen", "assume", "disable", "no pass called")
         if str(error).startswith(told):
             raise InputError(str(error)) from error
-        raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
+        raise untraceable(request["spec"], error, chosen.mesh is not None) from error
     except Exception as error:
-        raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
+        raise untraceable(request["spec"], error, chosen.mesh is not None) from error
     return found.to_json()
 
 
