@@ -12,8 +12,8 @@ _ADDRESS = re.compile(r"(?P<name>[^@]*)@(?P<path>.*)#(?P<number>[1-9][0-9]*)", r
 
 
 UNADDRESSED = (
-    "made by another rewrite, it isn't known of what: no address turns it off alone, "
-    "`disable=` its pass or relower.keep(…) around it does"
+    "several equations can have this address, so that `disable=` doesn't take it: it takes the "
+    "pass as a whole, or relower.keep(…) around what is to stay"
 )
 """Of a site whose address has ``?`` for a number."""
 
@@ -65,8 +65,8 @@ def split(disable: Iterable[str] | Disabled) -> tuple[list[str], Disabled]:
         if form is None and address.endswith("#?"):
             name = address.partition("@")[0]
             raise ValueError(
-                f"disable: {address!r} is not of one site: which equation it was made of isn't "
-                f"known, so that several can have it; wanted the pass as a whole, {name!r}, or "
+                f"disable: {address!r} is not of one site: several equations can have it, since "
+                f"what it was made of isn't known; wanted the pass as a whole, {name!r}, or "
                 "relower.keep(…) around what is to stay"
             )
         if form is None:

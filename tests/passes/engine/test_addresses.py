@@ -266,6 +266,22 @@ def test_a_frozen_leaf_is_a_site_too(equal_bits):
     assert [leaf.status.value for leaf in off.frozen].count("declined") == 1
 
 
+def test_what_nothing_reads_has_an_address_behind_what_is_live(equal_bits):
+    """A gradient that is never returned is taken out by itself; it can be left in, too."""
+
+    def update(w, x):
+        grads = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w[0]) @ w[1]))(w)
+        return w[0] - grads[0], w[1]
+
+    args = (jnp.ones((4, 5)), jnp.ones((5, 6))), jnp.ones((3, 4))
+    report = explain(update, *args, passes=["frozen_gradient"])
+    (address,) = addresses(report, "applied")
+    assert not address.endswith("#?")
+    off = explain(update, *args, passes=["frozen_gradient"], disable=[address])
+    assert not off.applied
+    equal_bits(optimize(update, disable=[address])(*args), update(*args))
+
+
 def test_where_types_are_carried_on_addresses_are_known():
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 
