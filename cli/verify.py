@@ -47,10 +47,6 @@ def add(commands: Subparsers, summary: str) -> None:
         help="also run the whole program, and see whether what rewrites take as known holds",
     )  # fmt: skip
     parser.add_argument(
-        "--contract", choices=("bitwise", "value", "rounding"), default="bitwise",
-        help="the loosest contract of the passes that run; default: bitwise",
-    )  # fmt: skip
-    parser.add_argument(
         "--seeds", type=_count, default=2, metavar="N", help="fill each kind of input N times"
     )
     parser.add_argument(
@@ -102,7 +98,6 @@ def verified(options: argparse.Namespace) -> dict[str, Any]:
         "again": shlex.join(["relower", *sys.argv[1:]]),
         "bytes": int(options.memory_limit * 2**30),
     }
-    request = replace(request, contract=options.contract)
     return with_bar(request, asked, options.timeout)
 
 

@@ -137,6 +137,10 @@ def _explain(request: dict[str, Any]) -> Any:
         except Exception as error:
             raise untraced(request["spec"], error, chosen.mesh is not None) from error
     shown = report.to_json()
+    if request["options"].get("suggest"):
+        from ..lowering.siblings import siblings
+
+        shown["cases"] = siblings(request["spec"])
     return {**shown, "notes": [*shown.get("notes", ()), *_checked(request)]}
 
 

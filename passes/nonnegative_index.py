@@ -79,8 +79,10 @@ def _suggest(match: Match) -> Suggestion:
     said = "say that the index isn't negative: `x.at[i].get(wrap_negative_indices=False)`"
     if in_kernel(match.scope) is not False:
         return Suggestion(said)
-    read = Edit("subscript", "{value}.at[{index}].get(wrap_negative_indices=False)")
-    written = Edit("call", "{call}, wrap_negative_indices=False)", ("at[].*",))
+    given = "the index is never negative"
+    text = "{value}.at[{index}].get(wrap_negative_indices=False)"
+    read = Edit("subscript", text, given=given)
+    written = Edit("call", "{call}, wrap_negative_indices=False)", ("at[].*",), given=given)
     return Suggestion(said, (read, written))
 
 
