@@ -17,6 +17,7 @@ from ..gates.suggested import Suggested, suggested
 from ..lowering.cost.measurement import Measurement
 from ..lowering.errors import InputError
 from ..lowering.words import plural
+from ..passes.disable import UNADDRESSED
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
 from .show import console, print_json, status
 
@@ -244,6 +245,8 @@ def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
     rest = len(addresses) - ADDRESSES_SHOWN
     if rest > 0:
         indented(out, Text(f"and {rest} more address{'es' * (rest > 1)}; --json has all", "dim"), 4)
+    if any(address.endswith("#?") for address in addresses):
+        indented(out, Text(UNADDRESSED, "dim"), 4)
     for index, reason in enumerate(first["reasons"]):
         indented(out, Text.assemble((reason["code"], "yellow"), f": {reason['sentence']}"), 4)
         for name in ("found", "wanted"):

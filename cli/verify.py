@@ -18,6 +18,7 @@ from ..gates.render import indented, source_text
 from ..gates.verify.host import variables
 from ..lowering.errors import InputError
 from ..lowering.words import plural
+from ..passes.disable import UNADDRESSED
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, gibibytes, job, seconds
 from .progress import bar, following
 from .show import console, print_json
@@ -127,11 +128,6 @@ def show(out: Console, found: Mapping[str, Any], title: str) -> None:
     out.print(Text(f"{found['verdict']}: {found['score']}", style=style))
 
 
-_NO_NUMBER = (
-    "made by another rewrite, it isn't known of what: there is no address that turns it off alone"
-)
-
-
 def _grouped(sites: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Sites of one pass at one line that ended alike, in the order found."""
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -155,7 +151,7 @@ def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
     if site["source"] is not None:
         indented(out, Text(source_text(site["source"]), style="cyan"), 4)
     if site["site"].endswith("#?"):
-        indented(out, Text(_NO_NUMBER), 4)
+        indented(out, Text(UNADDRESSED), 4)
     if site["verdict"] == "VERIFIED":
         indented(out, Text(_how(site), style="dim"), 4)
     else:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import difflib
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from ..lowering.artifact import load
 from ..lowering.change import Verdict
 from ..lowering.diff import diff
 from ..lowering.errors import InputError
+from ..lowering.scratch import scratch
 from .child import Job, run
 from .patch_source import Source, Unwritten
 
@@ -58,7 +58,7 @@ def shown(made: Patch, lowering: Job, *, timeout: float | None = None) -> str | 
     Returns:
       None where both are one program at level ``dataflow``; else what was found, in one line.
     """
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with scratch() as folder:
         paths = [os.path.join(folder, name) for name in ("before", "after")]
         try:
             for path, sources in zip(paths, ({}, made.files), strict=True):

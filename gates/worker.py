@@ -1,4 +1,4 @@
-"""The child's side of `child`: ``python -m relower.gates.worker`` with a request on stdin."""
+"""The child's side of `child`: ``python -m relower.gates.worker PARENT``, a request on stdin."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lowering.errors import InputError
+from ..lowering.orphan import end_with_parent
 from .recorder import Recorder
 
 _RECORDER = Recorder()
@@ -21,6 +22,7 @@ _RECORDER = Recorder()
 
 def main() -> int:
     """Reads one request, does it, and writes the answer to the file that the request names."""
+    end_with_parent(int(sys.argv[1]))
     request = json.load(sys.stdin)
     if request["revision"] is not None or request["record"]:
         _RECORDER.start()
@@ -104,9 +106,9 @@ def _explain(request: dict[str, Any]) -> Any:
     import jax
 
     from ..lowering.as_target import as_target
-    from ..lowering.load import describe
     from ..lowering.targets import DEFAULT_TARGET, make_mesh, mesh_context, parse_target
     from ..passes.optimize import explain
+    from .untraced import untraced
 
     chosen = _case(request)
     target = parse_target(request["target"] or DEFAULT_TARGET)
@@ -132,15 +134,8 @@ def _explain(request: dict[str, Any]) -> Any:
                     assume=request["assume"],
                     **kwargs,
                 )
-        except InputError:
-            raise
-        except ValueError as error:
-            told = ("contract is", "frozen", "assume", "disable")
-            if "no pass called" in str(error) or str(error).startswith(told):
-                raise InputError(str(error)) from error
-            raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
         except Exception as error:
-            raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
+            raise untraced(request["spec"], error, chosen.mesh is not None) from error
     shown = report.to_json()
     if request["options"].get("suggest"):
         from ..lowering.siblings import siblings

@@ -128,6 +128,8 @@ class Request:
     outputs: tuple[str, ...] = ()
     """Paths of the output leaves, in order; may be empty."""
     finite_grads: bool = False
+    again: bool = False
+    """Whether the program was judged before its last rewrite: only what is to go counts."""
 
 
 def request(

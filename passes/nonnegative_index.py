@@ -23,6 +23,7 @@ from jax import lax
 from ..compat import jaxprs
 from ..compat.mesh_types import differs_only_in_mesh, told_apart
 from ..compat.tracing import primitive
+from ..matchers.fact import limits
 from ..matchers.graph import Scope
 from ..matchers.in_kernel import in_kernel
 from ..matchers.pattern import Captures, Mismatch
@@ -37,8 +38,9 @@ def _select_n() -> Any:
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     captures: Captures = {}
-    if jaxprs.is_literal(scope.eqns[index].invars[1]):
-        return None  # of constants only, which any compiler folds
+    chosen = scope.eqns[index].invars[1]
+    if jaxprs.is_literal(chosen) or limits(chosen.aval.dtype) is None:
+        return None  # of constants only, which any compiler folds; or of what is no index
     # A select of another kind is no near miss of this one, so a mismatch is not reported.
     if wrapped_index().match_equation(scope, index, captures) is not None:
         return None

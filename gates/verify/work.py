@@ -9,8 +9,9 @@ from typing import Any
 
 from ...lowering.case import Case
 from ...lowering.errors import InputError
-from ...lowering.load import describe, load_case
+from ...lowering.load import load_case
 from ...lowering.targets import DEFAULT_TARGET
+from ..untraced import untraced
 from .api import verify, verify_examples
 from .check import Limits
 
@@ -58,15 +59,8 @@ def _verified(
             repro=options["repro"],
             again=options["again"],
         )
-    except InputError:
-        raise
-    except ValueError as error:
-        told = ("contract is", "frozen", "assume", "disable", "no pass called")
-        if str(error).startswith(told):
-            raise InputError(str(error)) from error
-        raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
     except Exception as error:
-        raise InputError(f"{request['spec']} can't be traced: {describe(error)}") from error
+        raise untraced(request["spec"], error, chosen.mesh is not None) from error
     return found.to_json()
 
 

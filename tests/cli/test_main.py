@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from relower.cli.main import COMMANDS, main
+from relower.lowering.scratch import scratch
 
 CASES = Path(__file__).parent.parent / "gates" / "cases.py"
 
@@ -448,6 +450,31 @@ def test_interrupted(number, code):
     assert (run.returncode, out, err) == (code, b"", b"")
     with pytest.raises(ProcessLookupError):
         os.kill(int(Path("begun").read_text()), 0)
+
+
+def test_killed(tmp_path, monkeypatch):
+    """It can end nothing itself: the child sees to it, and the next run takes its folder away."""
+    Path("begun").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "relower.cli.main", "lower", "cases.py:sleeps"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment) as run:
+        while not Path("begun").exists():
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.kill()
+    for _ in range(100):
+        try:  # one that nobody collects is left as a name
+            if ") Z" in Path("/proc", Path("begun").read_text(), "stat").read_text():
+                break
+        except OSError:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the child goes on")
+    assert list(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch() as own:
+        assert [p.name for p in tmp_path.iterdir()] == [Path(own).name]
 
 
 def test_control_characters_do_not_reach_the_terminal(capfd):
