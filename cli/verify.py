@@ -18,6 +18,7 @@ from ..gates.render import indented, source_text
 from ..gates.verify.host import variables
 from ..lowering.errors import InputError
 from ..lowering.words import plural
+from ..passes.disable import UNADDRESSED
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, gibibytes, job, seconds
 from .progress import bar, following
 from .show import console, print_json
@@ -44,10 +45,6 @@ def add(commands: Subparsers, summary: str) -> None:
     parser.add_argument(
         "--facts", action="store_true",
         help="also run the whole program, and see whether what rewrites take as known holds",
-    )  # fmt: skip
-    parser.add_argument(
-        "--contract", choices=("bitwise", "value", "rounding"), default="bitwise",
-        help="the loosest contract of the passes that run; default: bitwise",
     )  # fmt: skip
     parser.add_argument(
         "--seeds", type=_count, default=2, metavar="N", help="fill each kind of input N times"
@@ -101,7 +98,6 @@ def verified(options: argparse.Namespace) -> dict[str, Any]:
         "again": shlex.join(["relower", *sys.argv[1:]]),
         "bytes": int(options.memory_limit * 2**30),
     }
-    request = replace(request, contract=options.contract)
     return with_bar(request, asked, options.timeout)
 
 
@@ -132,11 +128,6 @@ def show(out: Console, found: Mapping[str, Any], title: str) -> None:
     out.print(Text(f"{found['verdict']}: {found['score']}", style=style))
 
 
-_NO_NUMBER = (
-    "made by another rewrite, it isn't known of what: there is no address that turns it off alone"
-)
-
-
 def _grouped(sites: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Sites of one pass at one line that ended alike, in the order found."""
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -160,7 +151,7 @@ def _sites(out: Console, sites: list[dict[str, Any]]) -> None:
     if site["source"] is not None:
         indented(out, Text(source_text(site["source"]), style="cyan"), 4)
     if site["site"].endswith("#?"):
-        indented(out, Text(_NO_NUMBER), 4)
+        indented(out, Text(UNADDRESSED), 4)
     if site["verdict"] == "VERIFIED":
         indented(out, Text(_how(site), style="dim"), 4)
     else:

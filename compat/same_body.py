@@ -34,6 +34,13 @@ def same_body(a: Any, b: Any, besides: frozenset[str] = frozenset()) -> bool:
     return _Comparison(_SAYS_NOTHING | besides).same_body(a, b)
 
 
+def same_params(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether params of two equations of one primitive say the same: arrays by their bits."""
+    return a.keys() == b.keys() and all(
+        _Comparison(_SAYS_NOTHING)._same(name, value, b[name]) for name, value in a.items()
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Comparison:
     says_nothing: frozenset[str]

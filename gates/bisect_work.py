@@ -13,6 +13,7 @@ from ..lowering.load import load_module
 from .bisect import Check, bisect
 from .numerics.judge import Rule, first_and_worst, judge
 from .numerics.runs import Program, arrays_of, replicates, run
+from .untraced import untraced
 
 BUILT_IN = ("bits", "numerics")
 
@@ -40,8 +41,11 @@ def work(case: Case, request: dict[str, Any]) -> dict[str, Any]:
             Path(log).write_text(f"{checks} {left}")
 
     with mesh_context(base.mesh) if base.mesh is not None else nothing():
-        found = bisect(base.fn, check, *base.args, most=options["most"], progress=note,
-                       options=told, **base.kwargs)  # fmt: skip
+        try:
+            found = bisect(base.fn, check, *base.args, most=options["most"], progress=note,
+                           options=told, **base.kwargs)  # fmt: skip
+        except Exception as error:
+            raise untraced(request["spec"], error, base.mesh is not None) from error
     return found.to_json()
 
 

@@ -106,9 +106,9 @@ def _explain(request: dict[str, Any]) -> Any:
     import jax
 
     from ..lowering.as_target import as_target
-    from ..lowering.own_mesh import untraceable
     from ..lowering.targets import DEFAULT_TARGET, make_mesh, mesh_context, parse_target
     from ..passes.optimize import explain
+    from .untraced import untraced
 
     chosen = _case(request)
     target = parse_target(request["target"] or DEFAULT_TARGET)
@@ -134,16 +134,13 @@ def _explain(request: dict[str, Any]) -> Any:
                     assume=request["assume"],
                     **kwargs,
                 )
-        except InputError:
-            raise
-        except ValueError as error:
-            told = ("contract is", "frozen", "assume", "disable")
-            if "no pass called" in str(error) or str(error).startswith(told):
-                raise InputError(str(error)) from error
-            raise untraceable(request["spec"], error, chosen.mesh is not None) from error
         except Exception as error:
-            raise untraceable(request["spec"], error, chosen.mesh is not None) from error
+            raise untraced(request["spec"], error, chosen.mesh is not None) from error
     shown = report.to_json()
+    if request["options"].get("suggest"):
+        from ..lowering.siblings import siblings
+
+        shown["cases"] = siblings(request["spec"])
     return {**shown, "notes": [*shown.get("notes", ()), *_checked(request)]}
 
 

@@ -24,9 +24,11 @@ Axes = tuple[int | None, ...]
 class Stop(Exception):
     """Parts that can't be worked on as a whole."""
 
-    def __init__(self, code: str, found: str, wanted: str) -> None:
+    def __init__(self, code: str, found: str, wanted: str, through: Sequence[str] = ()) -> None:
         super().__init__(f"{code}: found {found}, wanted {wanted}")
         self.code = code
+        self.through = tuple(through)
+        """Operations from the one that differs to the one that the parts meet."""
         self.found = found
         self.wanted = wanted
 

@@ -153,8 +153,7 @@ class _Matcher:
                 raise Stop("operands", f"results of {first.primitive.name}", "known operations")
             operands = self._each(places, made, eqns, (None,) * len(first.invars))
         except Stop as stop:
-            raise Stop("operands", f"a result of {first.primitive.name} for each part ({stop})",
-                       "one value for all parts") from None  # fmt: skip
+            raise _of_its_own(first, result, stop) from None
         return Step(eqns, operands, result, None, 0)
 
     def _apart(self, places: Sequence[Place], values: set[Value]) -> Stop:
@@ -200,14 +199,18 @@ class _Matcher:
         except Stop as stop:
             if len(eqns[0].invars) == 1:
                 raise
-            raise Stop("barrier", f"a barrier that ties a part to something else ({stop})",
+            raise Stop("barrier", f"a barrier that ties a part to something else: {stop.found}",
                        "barriers of parts only") from None  # fmt: skip
         return self._done(made, Step(eqns, operands, made[0][2], axis, sum(self.sizes)))
 
     def _call(self, made: Any, eqns: tuple[Eqn, ...], axis: int) -> Node:
         first, result = eqns[0], made[0][2]
-        if any(r != result for _, _, r in made):
-            raise Stop("different-ops", "different results of a call", "the same result")
+        results = [r for _, _, r in made]
+        if any(r != result for r in results):
+            one = len({(id(s), i) for s, i, _ in made}) == 1
+            said = f"results {' and '.join(map(str, results))} of {'one' if one else 'a'} "
+            raise Stop("together" if one else "different-ops", said + first.primitive.name,
+                       "an operation for each part" if one else "the same result")  # fmt: skip
         inside = [s.inside(i) for s, i, _ in made]
         if any(found is None or found[1].role is not Role.CALL for found in inside):
             raise Stop("unsupported-op", first.primitive.name, "a call whose body is known")
@@ -248,6 +251,18 @@ class _Matcher:
                            f"the same {eqn.primitive.name} on every part")  # fmt: skip
             if eqn.ctx != eqns[0].ctx:
                 raise Stop("context", "equations traced in different contexts", "one context")
+
+
+def _of_its_own(eqn: Eqn, result: int, stop: Stop) -> Stop:
+    """That a value which all parts should share differs; said once, however far up the cause is."""
+    through = (*stop.through, eqn.primitive.name)
+    cause = stop.found.partition(_CAUSE)[2] if stop.through else stop.found
+    what = f"{eqn.outvars[result].aval.str_short(short_dtypes=True)} of each part's own"
+    return Stop("operands", f"{what}, by way of {' → '.join(through)}{_CAUSE}{cause}",
+                "one value for all parts", through)  # fmt: skip
+
+
+_CAUSE = ", where the parts differ in "
 
 
 @functools.cache

@@ -11,6 +11,12 @@ from . import registry
 _ADDRESS = re.compile(r"(?P<name>[^@]*)@(?P<path>.*)#(?P<number>[1-9][0-9]*)", re.S)
 
 
+UNADDRESSED = (
+    "several equations can have this address, so that `disable=` doesn't take it: it takes the "
+    "pass as a whole, or relower.keep(…) around what is to stay"
+)
+"""Of a site whose address has ``?`` for a number."""
+
 DISABLED = "disabled"
 """The code of the reason for which a site that is turned off is declined."""
 
@@ -56,6 +62,13 @@ def split(disable: Iterable[str] | Disabled) -> tuple[list[str], Disabled]:
     off = {registry.by_name(name).name for name in names}
     for address in addresses:
         form = _ADDRESS.fullmatch(address)
+        if form is None and address.endswith("#?"):
+            name = address.partition("@")[0]
+            raise ValueError(
+                f"disable: {address!r} is not of one site: several equations can have it, since "
+                f"what it was made of isn't known; wanted the pass as a whole, {name!r}, or "
+                "relower.keep(…) around what is to stay"
+            )
         if form is None:
             raise ValueError(
                 f"disable: {address!r} is no address of a site; wanted PASS@SCOPE:FUNCTION#NUMBER "

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .base import FrozenLeaf, Site, Status
+from .disable import UNADDRESSED
 from .frozen_tree import frozen_tree
 
 SCHEMA = "relower.report/1"
@@ -129,21 +130,30 @@ class Report:
     def __str__(self) -> str:
         """A plain-text table, a site a paragraph."""
         lines = [f"{self.name}: {len(self.applied)} applied, {len(self.declined)} declined"]
-        for s in self.sites:
-            where = s.source or "unknown line"
-            calls = f", run by {s.calls} equations" if s.calls > 1 else ""
-            taken = self.taken_by(s)
-            calls += "" if taken is None else f", which {taken} rewrote"
-            lines.append(f"  {s.status.value:8} {s.pass_name}  {s.primitive} → {s.shape}{calls}")
-            lines.append(f"           {where}  {s.scope}")
-            lines.extend(f"           {address}" for address in s.addresses)
-            lines.extend(f"           {r.code}: {r}" for r in s.reasons)
-            lines.extend([f"           {s.measured}"] if s.measured is not None else [])
-            if s.suggestion is not None:
-                lines.append(f"           in the source: {s.suggestion.sentence}")
+        for block, times in Counter(map(self._paragraph, self.sites)).items():
+            # A pass that matches what it puts there has one site again in each round.
+            lines.append(block[0] if times == 1 else f"{block[0]}, {times} times")
+            lines.extend(block[1:])
         lines.extend("  " + line for line in frozen_tree([f.to_json() for f in self.frozen]))
         lines.extend(
             f"  not entered: {g.count} × {g.primitive}.{g.param}: {g.reason}" for g in self.coverage
         )
         lines.extend(f"  note: {n}" for n in self.notes)
         return "\n".join(lines)
+
+    def _paragraph(self, s: Site) -> tuple[str, ...]:
+        calls = f", run by {s.calls} equations" if s.calls > 1 else ""
+        taken = self.taken_by(s)
+        calls += "" if taken is None else f", which {taken} rewrote"
+        lines = [
+            f"  {s.status.value:8} {s.pass_name}  {s.primitive} → {s.shape}{calls}",
+            f"           {s.source or 'unknown line'}  {s.scope}",
+            *(f"           {address}" for address in s.addresses),
+        ]
+        if any(address.endswith("#?") for address in s.addresses):
+            lines.append(f"           {UNADDRESSED}")
+        lines.extend(f"           {r.code}: {r}" for r in s.reasons)
+        lines.extend([f"           {s.measured}"] if s.measured is not None else [])
+        if s.suggestion is not None:
+            lines.append(f"           in the source: {s.suggestion.sentence}")
+        return tuple(lines)

@@ -44,6 +44,8 @@ _REQUIREMENTS = {
             "The parts are slices of one array, each from where the one before ends."),
     "different-ops": ("the parts go through different operations",
                       "All parts go through the same operations."),
+    "together": ("one operation makes the parts, as one that another rewrite has put there does",
+                 "Each part goes through operations of its own."),
     "different-params": ("an operation isn't the same on every part",
                          "Operations differ in nothing but the size along the axis."),
     "unsupported-op": ("an operation isn't known to work on each part by itself",

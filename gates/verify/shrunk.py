@@ -19,6 +19,7 @@ import numpy as np
 
 from ...compat import bodies, jaxprs
 from ...compat.jaxprs import Atom, Body, Eqn, Var
+from ...compat.same_body import same_params
 from ...compat.tracing import Tracer
 from ...lowering.fragment import by_hand_on
 from ...matchers.fact import UNKNOWN, Constant, Fact
@@ -77,8 +78,8 @@ class Scale:
 
 
 Smaller = Scale | ByDimension
-Done = dict[Any, tuple[list[Any], list[Any]]]
-"""What equations were done of which operands, and what came of it."""
+Done = dict[Any, list[tuple[dict[str, Any], list[Any], list[Any]]]]
+"""By primitive and operands: the params of what was done, the operands themselves, the results."""
 
 
 def check_shrunk(
@@ -295,13 +296,14 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller, done: Done) -> None:
     else:
         named = scale.params(eqn).items()
         params = {k: None if k in ("sharding", "out_sharding") else v for k, v in named}
-        key = eqn.primitive, str(params), tuple(map(_named, operands))
-        if key not in done:
+        before = done.setdefault((eqn.primitive, tuple(map(_named, operands))), [])
+        known = next((made for told, _, made in before if same_params(told, params)), None)
+        if known is None:
             bound = eqn.primitive.get_bind_params(params)
             made = eqn.primitive.bind(*operands, **bound)
-            made = list(made) if eqn.primitive.multiple_results else [made]
-            done[key] = operands, made  # operands too, or another could have the same id
-        results = done[key][1]
+            known = list(made) if eqn.primitive.multiple_results else [made]
+            before.append((params, operands, known))  # operands, or another could have their ids
+        results = known
     for var, value in zip(eqn.outvars, results, strict=True):
         wanted = scale.shape(var)
         if value.shape != wanted or value.dtype != var.aval.dtype:

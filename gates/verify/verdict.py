@@ -235,14 +235,14 @@ class Evidence:
     def __str__(self) -> str:
         """A plain-text list, a site a paragraph."""
         lines = [f"{self.name}: {self.verdict.value}: {self.line()}"]
-        said: Counter[tuple[str, str]] = Counter()
+        said: Counter[tuple[str, ...]] = Counter()
         for s in self.sites:
             line = f"  {s.checked.verdict.value:9} {s.key}  {s.primitive} → {s.type}"
-            said[line, s.checked.reason] += 1
-        for (line, reason), times in said.items():
+            notes = (n for n in s.checked.notes if not n.startswith("no deriv"))
+            said[line, s.checked.reason, *notes] += 1
+        for (line, *more), times in said.items():
             lines.append(line if times == 1 else f"{line}, {times} times")
-            if reason:
-                lines.append(f"            {reason}")
+            lines.extend(f"            {text}" for text in more if text)
         if self.facts is not None:
             lines.extend(f"  facts: {text}" for text in self.facts["broken"])
             if self.facts["why"] is not None:

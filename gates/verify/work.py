@@ -10,8 +10,8 @@ from typing import Any
 from ...lowering.case import Case
 from ...lowering.errors import InputError
 from ...lowering.load import load_case
-from ...lowering.own_mesh import untraceable
 from ...lowering.targets import DEFAULT_TARGET
+from ..untraced import untraced
 from .api import verify, verify_examples
 from .check import Limits
 
@@ -59,15 +59,8 @@ def _verified(
             repro=options["repro"],
             again=options["again"],
         )
-    except InputError:
-        raise
-    except ValueError as error:
-        told = ("contract is", "frozen", "assume", "disable", "no pass called")
-        if str(error).startswith(told):
-            raise InputError(str(error)) from error
-        raise untraceable(request["spec"], error, chosen.mesh is not None) from error
     except Exception as error:
-        raise untraceable(request["spec"], error, chosen.mesh is not None) from error
+        raise untraced(request["spec"], error, chosen.mesh is not None) from error
     return found.to_json()
 
 

@@ -67,7 +67,9 @@ class Addresses:
     def read(self, flow: Dataflow, roots: Iterable[Any]) -> None:
         """Number the equations of a program that nothing has been done to yet."""
         self.was_read = True
-        _Reader(self, frozenset(roots)).visit(flow.root, "", None)
+        reader = _Reader(self, frozenset(roots))
+        reader.visit(flow.root, "", None)
+        reader.number_dead()
 
     def of(self, p: Pass, scope: Scope, index: int) -> tuple[str, ...]:
         """The addresses of one equation of one scope for a pass: one for each line it is run from.
@@ -181,6 +183,7 @@ class _Reader:
         self.roots = roots
         self.seen: set[tuple[int, _Line]] = set()
         self.places: dict[int, tuple[str, str] | None] = {}
+        self.visited: list[tuple[Scope, str, tuple[str, str] | None]] = []
 
     def visit(self, scope: Scope, prefix: str, caller: tuple[str, str] | None) -> None:
         """One call of a scope; equations without a line of their own have that of the caller."""
@@ -188,6 +191,7 @@ class _Reader:
         if key in self.seen:
             return
         self.seen.add(key)
+        self.visited.append((scope, prefix, caller))
         for index in scope.live:
             eqn = scope.eqns[index]
             children = scope.children.get(index)
@@ -200,6 +204,14 @@ class _Reader:
             for body_key, child in (children or {}).items():
                 step = step_name(eqn, scope.entered(index, body_key))
                 self.visit(child, f"{prefix}/{step}" if prefix else step, place)
+
+    def number_dead(self) -> None:
+        """What nothing reads, as a gradient that a mask drops, counts behind all that is live."""
+        for scope, prefix, caller in self.visited:
+            live = set(scope.live)
+            for index, eqn in enumerate(scope.eqns):
+                if index not in live and eqn.primitive in self.roots:
+                    self.add(eqn, prefix, self.place(eqn) or caller)
 
     def place(self, eqn: Eqn) -> tuple[str, str] | None:
         if id(eqn) not in self.places:

@@ -171,7 +171,7 @@ class _Tie:
             same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
             return body if same else jaxprs.rebuild(body, eqns=eqns)
         eqns, marks, outvars = _without_statements(eqns, marks, jaxpr.outvars)
-        check, renamed = _check(marks, outvars)
+        check, renamed = _check(eqns, marks, outvars)
         outvars = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in outvars]
         return jaxprs.rebuild(body, eqns=[*eqns, check], outvars=outvars)
 
@@ -205,19 +205,29 @@ def _without_statements(
     return kept, marks, [renamed.get(a, a) if jaxprs.is_var(a) else a for a in outvars]
 
 
-def _check(marks: Sequence[Eqn], outvars: Sequence[Atom]) -> tuple[Eqn, dict[Var, Var]]:
-    """One equation for all marks of a body, and the new names of the outputs."""
+def _check(
+    eqns: Sequence[Eqn], marks: Sequence[Eqn], outvars: Sequence[Atom]
+) -> tuple[Eqn, dict[Var, Var]]:
+    """One equation for all marks of a body, and the new names of the outputs.
+
+    Of several facts that don't hold the first is told: that of the value made first, as of an
+    index and not of a mask that was made of it.
+    """
+    made = {v: n for n, eqn in enumerate(eqns) for v in eqn.outvars}
     wanted: dict[tuple[Any, Leaned], Atom] = {}
     for mark in marks:
         for atom, claim in zip(mark.invars, mark.params["claims"], strict=True):
             key = id(atom) if jaxprs.is_var(atom) else repr(atom)
             wanted[key, claim] = atom
+    first = sorted(
+        wanted.items(), key=lambda one: made.get(one[1], -1) if jaxprs.is_var(one[1]) else -1
+    )
     outs = list(dict.fromkeys(a for a in outvars if jaxprs.is_var(a) and _is_array(a)))
     new = {v: jaxprs.new_var(v.aval) for v in outs}
-    claims = tuple(claim for _, claim in wanted)
+    claims = tuple(claim for (_, claim), _ in first)
     check = marks[0].replace(
         primitive=checked_p,
-        invars=[*outs, *wanted.values()],
+        invars=[*outs, *(atom for _, atom in first)],
         outvars=[new[v] for v in outs],
         params={"claims": claims, "skips": (0,) * len(claims)},
     )

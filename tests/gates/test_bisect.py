@@ -127,6 +127,23 @@ TRAINING = relower.case(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"disable": ["bad"]}, "no pass called 'bad'"),
+        ({"disable": ["argsort_packed_key@f#7"]}, "disable: no site of"),
+        ({"frozen": "(", "passes": ["frozen_gradient"]}, "frozen: the regex '('"),
+    ],
+)
+def test_options_that_cant_be_followed_are_told_in_one_line(wrong, said):
+    """As they are said everywhere: no class of an error, and no line of this package."""
+    request = {"spec": "step.py:case", "passes": None, "contract": "bitwise", "frozen": None,
+               "assume": None, "disable": [], "options": {"check": "bits", "most": 50}}  # fmt: skip
+    with pytest.raises(InputError) as error:
+        work(TRAINING, {**request, **wrong})
+    assert str(error.value).startswith(said)
+
+
 def numerics(case):
     request = {"spec": "step.py:case", "passes": None, "contract": "bitwise", "frozen": None,
                "assume": None, "disable": [],

@@ -335,6 +335,15 @@ def of_a_split_array(w):
     )
 
 
+def by_one_call(w):
+    @jax.custom_jvp
+    def both(a, b):
+        return jnp.sin(a), jnp.sin(b)
+
+    both.defjvp(lambda primals, tangents: (both(*primals), tangents))
+    return jnp.concatenate(both(w[..., :4], w[..., 4:]), 2)
+
+
 TANH, MASK = jnp.tanh, np.arange(4.0)
 MISSES = {
     "cut: order": swapped,
@@ -342,6 +351,7 @@ MISSES = {
     "cut: overlap": lambda w: jnp.concatenate([TANH(w[..., :5]), TANH(w[..., 4:])], 2),
     "cut: other rows": lambda w: jnp.concatenate([TANH(w[:3, :, :4]), TANH(w[1:, :, 4:])], 2),
     "different-ops": of_halves(jnp.tanh, jnp.sin),
+    "together": by_one_call,
     "different-params": of_halves(lambda w: w**2, lambda w: w**3),
     "different-params: name": of_halves(
         lambda w: checkpoint_name(TANH(w), "gate"), lambda w: checkpoint_name(TANH(w), "up")
@@ -353,6 +363,9 @@ MISSES = {
     "operands: numbers": of_halves(lambda w: w / 448.0, lambda w: w / 240.0),
     "operands: a scale along the axis": halves(lambda w: w / jnp.max(w, axis=2, keepdims=True)),
     "equal-operand": lambda w: halves(lambda w, m: w * m)(w, jnp.sin(w[..., :4])),
+    "equal-operand: a mask": lambda w: halves(lambda w, m: jnp.where(m, w / 0.9, 0))(
+        w, jnp.sin(w[..., :4]) > 0.1
+    ),
     "reshape": halves(lambda w: TANH(w).reshape(4, 3, 2, 4).reshape(4, 3, 8).reshape(4, 6, 4)),
     "barrier": halves(tied),
     "barrier: of both": one_barrier,
@@ -371,6 +384,16 @@ def test_declined(why, miss):
     assert not report.applied
     found = why(report, NAME)
     assert [r[0].split(":")[0] for r in found] == [miss.split(":")[0]], found
+
+
+def test_what_differs_far_up_is_told_once(why):
+    def scaled(w):
+        return w / (jnp.maximum(jnp.max(jnp.abs(w)) / 127, 1e-6) * 2)
+
+    (reason,) = why(explain(halves(scaled), X, passes=[NAME]), NAME)
+    text = str(reason)
+    assert "abs → reduce_max → div → max → mul, where the parts differ in start_indices" in text
+    assert text.count("part differ") + text.count("parts differ") == text.count("found") == 1
 
 
 def test_declined_in_a_context_of_its_own(why):

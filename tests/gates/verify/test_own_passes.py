@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.extend.core.primitives import neg_p
 
-from relower import optimize, verify
+from relower import explain, optimize, verify
 from relower.gates.verify.themes import MOST_SPECIAL, special_values
 from relower.gates.verify.verdict import Verdict
 from relower.passes import Contract, Example, Match, Pass, Replacement
@@ -163,3 +163,8 @@ def test_a_pass_that_matches_what_it_puts_there_is_told_once(quick):
     assert text.count("own@<lambda>#1  neg") == 1
     assert "f32[8], 16 times" in text
     assert "own@<lambda>#1 is a site again and again, 16 times: its pass matches what it" in text
+    report = explain(lambda x: lax.neg(x) * 3, np.ones(8, np.float32), passes=[own(lambda x: [-x])])
+    text = str(report)
+    assert "16 applied" in text
+    assert text.count("own  neg → f32[8], 16 times") == text.count("own  neg") == 1
+    assert "stopped after 16 rounds with sites still applying" in text

@@ -163,6 +163,7 @@ def test_what_is_too_large_is_run_at_smaller_shapes():
     assert site.checked.shapes == ("i32[16384]",)
     assert "at shrunk shapes: 131,072 → 16,384" in site.checked.notes
     assert "1 of these at shrunk shapes only" in found.line()
+    assert "            at shrunk shapes: 131,072 → 16,384" in str(found).splitlines()
     killed, total = found.killed
     assert killed == total > 0
 

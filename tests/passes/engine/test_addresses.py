@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from rich.console import Console
 
 import relower
+from relower.cli.explain import show
 from relower.compat import jaxprs
-from relower.passes.disable import Disabled
+from relower.passes.disable import UNADDRESSED, Disabled
 from relower.passes.engine.addresses import Addresses
 from relower.passes.engine.rewrite import rewrite
 from relower.passes.optimize import explain, optimize
@@ -225,10 +228,23 @@ def test_address_of_no_site_is_an_error_with_near_ones(address, said):
         optimize(STEP, disable=[address])(jnp.ones((512, 4)), jnp.zeros(512, jnp.int32))
 
 
-@pytest.mark.parametrize("address", ["argsort_packed_key@f", "argsort_packed_key@f#0", "a@b#?"])
+@pytest.mark.parametrize("address", ["argsort_packed_key@f", "argsort_packed_key@f#0"])
 def test_address_of_another_form_is_refused(address):
     with pytest.raises(ValueError, match="is no address of a site"):
         optimize(STEP, disable=[address])
+
+
+def test_address_without_a_number_is_shown_as_such_and_refused_with_what_to_do(whole, capsys):
+    unknown = "argsort_packed_key@scan#?"
+    site = replace(whole.applied[0], addresses=(unknown,))
+    report = replace(whole, sites=(site,))
+    assert f"{unknown}\n           {UNADDRESSED}" in str(report)
+    assert UNADDRESSED not in str(whole)
+    show(Console(width=400), report.to_json(), "case")
+    assert UNADDRESSED in capsys.readouterr().out
+    wanted = "not of one site.* the pass as a whole, 'argsort_packed_key', or relower.keep"
+    with pytest.raises(ValueError, match=wanted):
+        optimize(STEP, disable=[unknown])
 
 
 def test_a_frozen_leaf_is_a_site_too(equal_bits):
@@ -248,6 +264,22 @@ def test_a_frozen_leaf_is_a_site_too(equal_bits):
     assert addresses(off, "applied") == {second}
     assert [r.code for s in off.declined for r in s.reasons] == ["disabled"]
     assert [leaf.status.value for leaf in off.frozen].count("declined") == 1
+
+
+def test_what_nothing_reads_has_an_address_behind_what_is_live(equal_bits):
+    """A gradient that is never returned is taken out by itself; it can be left in, too."""
+
+    def update(w, x):
+        grads = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w[0]) @ w[1]))(w)
+        return w[0] - grads[0], w[1]
+
+    args = (jnp.ones((4, 5)), jnp.ones((5, 6))), jnp.ones((3, 4))
+    report = explain(update, *args, passes=["frozen_gradient"])
+    (address,) = addresses(report, "applied")
+    assert not address.endswith("#?")
+    off = explain(update, *args, passes=["frozen_gradient"], disable=[address])
+    assert not off.applied
+    equal_bits(optimize(update, disable=[address])(*args), update(*args))
 
 
 def test_where_types_are_carried_on_addresses_are_known():

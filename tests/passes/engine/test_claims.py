@@ -89,6 +89,12 @@ def test_a_false_statement_is_caught_and_a_true_one_is_not(name):
     jax.tree.map(np.testing.assert_array_equal, out, jax.jit(fn)(TABLE, GOOD))
 
 
+def test_the_index_is_named_and_not_a_mask_made_of_it():
+    """Below zero the mask of what is wrapped around isn't what it was taken for either."""
+    said, _ = error_of(jax.jit(checked(take)), TABLE, jnp.array([1, -3, 3, 0], jnp.int32))
+    assert "leaned on i32[4] in [0, 4]: found -3" in said
+
+
 @pytest.mark.parametrize("around", ["grad", "vmap", "remat", "scan"])
 def test_transforms_of_the_optimized_function_keep_the_check(around):
     run = checked(take)
