@@ -16,8 +16,7 @@ from ..gates.render import indented, source_text
 from ..gates.suggested import Suggested, suggested
 from ..lowering.cost.measurement import Measurement
 from ..lowering.errors import InputError
-from ..lowering.words import plural
-from ..passes.disable import UNADDRESSED
+from ..lowering.words import UNADDRESSED, plural
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
 from .show import console, print_json, status
 

@@ -17,8 +17,7 @@ from ..gates.child import Job, run
 from ..gates.render import indented, source_text
 from ..gates.verify.host import variables
 from ..lowering.errors import InputError
-from ..lowering.words import plural
-from ..passes.disable import UNADDRESSED
+from ..lowering.words import UNADDRESSED, plural
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, gibibytes, job, seconds
 from .progress import bar, following
 from .show import console, print_json

@@ -110,7 +110,7 @@ class Analysis:
         self._origins: dict[int, tuple[jaxprs.Body, list[BodyFacts]]] = {}
         self._positionwise: dict[int, tuple[jaxprs.Body, bool]] = {}
         self._spliced: dict[int, tuple[Splice, int]] = {}
-        self._found_in: dict[int, list[tuple[int, int, Fact]]] = {}
+        self._found_in: dict[int, dict[int, list[tuple[int, Fact]]]] = {}
 
     def spliced(self, splice: Splice) -> None:
         """Say what some equations were copied from.
@@ -177,14 +177,17 @@ class Analysis:
             _BodyAnalysis(self, found).run(self._origin(found))
         return found
 
-    def found_in(self, facts: BodyFacts) -> Sequence[tuple[int, int, Fact]]:
-        """What is known of a body's results by equation and place, listed once for all copies."""
+    def found_in(self, facts: BodyFacts) -> Mapping[int, Sequence[tuple[int, Fact]]]:
+        """What is known of a body's results, by equation; listed once for all copies of it."""
         known = self._found_in.get(id(facts))
         if known is None:
-            eqns = jaxprs.opened(facts.body).eqns
-            every = ((i, r, v) for i, eqn in enumerate(eqns) for r, v in enumerate(eqn.outvars))
-            known = [(i, r, facts._facts[v]) for i, r, v in every if v in facts._facts]
-            self._found_in[id(facts)] = known
+            known = self._found_in[id(facts)] = {}
+            for index, eqn in enumerate(jaxprs.opened(facts.body).eqns):
+                found = [
+                    (r, facts._facts[v]) for r, v in enumerate(eqn.outvars) if v in facts._facts
+                ]
+                if found:
+                    known[index] = found
         return known
 
     def positionwise(self, body: jaxprs.Body) -> bool:
@@ -289,13 +292,13 @@ class _BodyAnalysis:
         self.result.outputs = tuple(map(self.result.fact, jaxpr.outvars))
 
     def _take_over(self, index: int, splice: Splice, position: int) -> None:
-        """The facts of the equation of which this one is a copy, and of all others with it."""
+        """The facts of the equation of which this one is a copy."""
         facts = self._templates.get(id(splice))
         if facts is None:
             given = [self.result.fact(a) for a in splice.operands]
             facts = self._templates[id(splice)] = self.analysis.enter(splice.template, given)
-            for place, result, fact in self.analysis.found_in(facts):
-                self.result._facts[splice.eqns[place].outvars[result]] = fact
+        for result, fact in self.analysis.found_in(facts).get(position, ()):
+            self.result._facts[splice.eqns[position].outvars[result]] = fact
         if position in facts._children:
             self.result._children[index] = facts._children[position]
 
