@@ -19,7 +19,8 @@ _CALLS = ("call", "func.call")
 def with_call_places(module: Any) -> Any:
     """The module, or a copy in which operations without a line have that of their call.
 
-    Where calls from several lines share a function, its operations stay without.
+    Where calls from several lines share a function, its operations stay without; where calls of
+    one line do, in several scopes, they have the line and no scope.
 
     Args:
         module: a StableHLO module; it stays as it is.
@@ -70,16 +71,52 @@ def _calls(module: Any, names: dict[str, Any]) -> dict[str, list[tuple[str, Any]
 
 
 def _place(name: str, calls: dict[str, list[tuple[str, Any]]], done: dict[str, Any]) -> Any:
-    """The location of all calls of a function; None where they differ, or have no line."""
+    """What the locations of all calls of a function have in common; None where that is no line."""
     if name not in done:
         done[name] = None
         places = []
         for caller, location in calls[name]:
             outer = _place(caller, calls, done) if caller in calls else None
             places.append(location if outer is None else _under(outer, location))
-        if places and all(place == places[0] for place in places) and _has_line(places[0]):
-            done[name] = places[0]
+        done[name] = _common(places)
     return done[name]
+
+
+def _common(places: list[Any]) -> Any:
+    """One location for several: itself, or the innermost frames that are the same in all."""
+    if not places or not all(map(_has_line, places)):
+        return None
+    if all(place == places[0] for place in places):
+        return places[0]
+    stacks = [_frames(_unnamed(place)) for place in places]
+    alike = []
+    for frames in zip(*stacks, strict=False):
+        lines = {_line(frame) for frame in frames}
+        if len(lines) != 1 or None in lines:
+            break
+        alike.append(frames[0])
+    if not alike:
+        return None
+    return _unnamed(alike[0]) if len(alike) == 1 else _ir.Location.callsite(alike[0], alike[1:])
+
+
+def _frames(location: Any) -> list[Any]:
+    """A location's frames, innermost first."""
+    if type(location).__name__ != "CallSiteLoc":
+        return [location]
+    return [*_frames(location.callee), *_frames(location.caller)]
+
+
+def _line(frame: Any) -> tuple[str, int] | None:
+    inner = _unnamed(frame)
+    is_line = type(inner).__name__ == "FileLineColLoc"
+    return (inner.filename, inner.start_line) if is_line else None
+
+
+def _unnamed(location: Any) -> Any:
+    while type(location).__name__ == "NameLoc":
+        location = location.child_loc
+    return location
 
 
 def _inside(function: Any) -> Iterator[Any]:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from relower.compat.call_places import with_call_places
+from relower.compat.call_places import _inside, with_call_places
 
 X = jax.ShapeDtypeStruct((1000,), jnp.float32)
 
@@ -49,6 +49,26 @@ def test_of_a_function_called_from_several_lines_none_is_taken():
     assert module_of(twice).operation.get_asm().count("call @cumsum(") == 2
     before, after = placed(twice)
     assert before == after
+
+
+def test_calls_of_one_line_from_several_have_that_line_and_no_scope():
+    def outer(x):
+        with jax.named_scope("first"):
+            a = once(x)
+        return a + once(x + 1)
+
+    module = with_call_places(module_of(outer))
+    found = set()
+    for function in module.body.operations:
+        for op in _inside(function):
+            if op.name == "stablehlo.reduce_window":
+                found.add(str(op.location))
+    (location,) = found
+    line = once.__code__.co_firstlineno + 2
+    assert location.startswith('loc("reduce_window_sum"(')
+    assert f'{__file__}":{line}:' in location
+    assert "first" not in location
+    assert "outer" not in location
 
 
 def test_a_module_whose_operations_have_their_lines_is_itself():
