@@ -21,8 +21,10 @@ equations with the collector off, and *linear* that over the first size's. *memo
 the traced step adds to a process of its own, under optimize over plain.
 
 Start-up is that of ``import relower``, of ``import jax`` and of ``relower --help``, in seconds of
-CPU. ``--gate`` times the gate on four cells, twice: with ``--jobs 1`` and with ``--jobs 2``, in
-seconds of the clock; a busy machine has no second core to show.
+CPU. ``--gate`` times the gate on four cells, eight lowerings: with ``--jobs 1`` and with ``--jobs
+2``, in seconds of the clock. A busy machine has no second core to show, so it prints its load, and
+what doesn't depend on that: of the CPU seconds, those of the gate's own process, which jobs can't
+share, and how much faster two jobs could be at best with these.
 """
 
 from __future__ import annotations
@@ -236,6 +238,28 @@ def start_up() -> None:
         print(f"{label}: {cpu_seconds(command):.2f} s", flush=True)
 
 
+MEASURED = """
+import json, resource, sys
+from relower.cli.main import main
+code = main(sys.argv[1:])
+used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+print(json.dumps([u.ru_utime + u.ru_stime for u in used]), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def gate_seconds(folder: Path, jobs: int) -> tuple[float, float, float]:
+    """Of one run of the gate: seconds of the clock, and of CPU, its own and its children's."""
+    arguments = ["gate", "relower.toml", "--no-cache", "--jobs", str(jobs)]
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *arguments], cwd=folder, capture_output=True, check=True
+    )
+    wall = time.perf_counter() - start
+    own, children = json.loads(done.stderr.splitlines()[-1])
+    return wall, own, children
+
+
 def gate(repetitions: int) -> None:
     """Print how much faster the gate is with two jobs than with one, on eight lowerings."""
     folder = Path(tempfile.mkdtemp())
@@ -248,15 +272,16 @@ def gate(repetitions: int) -> None:
         (folder / "relower.toml").write_text("[gate]\n" + "".join(cells))
         ratios = []
         for _ in range(repetitions):
-            seconds = []
-            for jobs in ("1", "2"):
-                command = [sys.executable, "-m", "relower.cli.main", "gate", "relower.toml",
-                           "--no-cache", "--jobs", jobs]  # fmt: skip
-                start = time.perf_counter()
-                subprocess.run(command, cwd=folder, capture_output=True, check=True)
-                seconds.append(time.perf_counter() - start)
-            ratios.append(seconds[0] / seconds[1])
-            print(f"gate: 1 job {seconds[0]:.1f} s, 2 jobs {seconds[1]:.1f} s", flush=True)
+            load = os.getloadavg()[0]
+            one, two = (gate_seconds(folder, jobs) for jobs in (1, 2))
+            ratios.append(one[0] / two[0])
+            shared, cpu = two[2], two[1] + two[2]
+            print(
+                f"gate: 1 job {one[0]:.1f} s, 2 jobs {two[0]:.1f} s, load {load:.1f}; CPU "
+                f"{one[1] + one[2]:.1f} s and {cpu:.1f} s, of which {two[1]:.1f} s in one process: "
+                f"at best {cpu / (two[1] + shared / 2):.2f}×",
+                flush=True,
+            )
         print(f"gate: {statistics.median(ratios):.2f}× as fast with 2 jobs", flush=True)
     finally:
         shutil.rmtree(folder)

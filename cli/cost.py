@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import tempfile
 from dataclasses import replace
 
 from rich.text import Text
@@ -23,6 +22,7 @@ from ..lowering.cost.model import Cost
 from ..lowering.cost.to_json import comparison_json, cost_json
 from ..lowering.errors import InputError
 from ..lowering.process import Limits
+from ..lowering.scratch import scratch
 from .cost_report import show_comparison, show_cost
 from .options import CASE_HELP, Subparsers, add_command, add_told, gibibytes, job, seconds
 from .show import console, exit_code, folder_exists, print_json, status, written
@@ -146,7 +146,7 @@ def measured(options: argparse.Namespace, spec: str, passes: str | None) -> Cost
             "the case, as FILE.py:NAME"
         )
     limits = Limits(options.limit, int(options.memory_limit * 2**30))
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with scratch() as folder:
         request = job(options, "stage", spec, output=folder, passes=passes_from(passes))
         with status(f"lowering {spec}"):
             run(request, timeout=options.limit)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 from pathlib import Path
 
 from rich.text import Text
@@ -17,6 +16,7 @@ from ..lowering.artifact import load
 from ..lowering.change import Difference
 from ..lowering.diff import diff
 from ..lowering.program import LEVELS, Level, Program
+from ..lowering.scratch import scratch
 from ..lowering.words import plural
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job
 from .show import console, exit_code, folder_exists, print_json, status, written
@@ -86,7 +86,7 @@ def program(
     from ..gates.child import passes_from
 
     level: Level = options.level
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with scratch() as folder:
         path = str(Path(folder, "lowered.program"))
         request = job(
             options, "lower", what, output=path, levels=(level,), passes=passes_from(passes)

@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.text import Text
 
 from ..gates.child import run
-from ..gates.patch import Patch, patch, shown
 from ..gates.render import indented, source_text
+from ..gates.suggested import Suggested, suggested
 from ..lowering.cost.measurement import Measurement
 from ..lowering.errors import InputError
-from ..lowering.words import plural
-from ..passes.disable import UNADDRESSED
+from ..lowering.words import UNADDRESSED, plural
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job, seconds
 from .show import console, print_json, status
 
@@ -29,6 +28,9 @@ def add(commands: Subparsers, summary: str) -> None:
     parser = add_command(commands, "explain", _run, summary)
     parser.add_argument("case", help=CASE_HELP)
     add_lowering(parser)
+    parser.add_argument(
+        "--counts", action="store_true", help="how many sites each pass has, without the sites"
+    )
     parser.add_argument(
         "--measure",
         action="store_true",
@@ -50,6 +52,12 @@ def add(commands: Subparsers, summary: str) -> None:
         help="say what to write in the source instead, with a patch where that is mechanical",
     )
     parser.add_argument(
+        "--cases",
+        metavar="NAME,NAME[KEY]",
+        help="of --suggest: other cases of the file that the patch must be right for, or 'none'; "
+        "default: all",
+    )
+    parser.add_argument(
         "--patch", metavar="FILE", help="write the patch of --suggest there, not to the terminal"
     )
 
@@ -64,27 +72,35 @@ def _run(options: argparse.Namespace) -> int:
             raise InputError(f"{options.case}: --suggest is for the files of the work tree")
         asked["suggest"] = True
     request = replace(request, options=asked)
+    if options.passes == "none":
+        request = replace(request, passes=())  # where nothing is said, those that run unasked
     doing = "measuring" if options.measure else "tracing"
     with status(f"{doing} {options.case}"):
         report = run(request, timeout=options.timeout)
-    made = patch(report) if "suggest" in asked else None
-    if made is not None:
-        report["patch"], report["not_patched"] = made.text, list(made.left)
-        report["patch_differs"] = None
-        if made.text:
-            lowering = replace(request, passes=request.passes or "default")
-            with status("lowering the case as it is and as it would be"):
-                report["patch_differs"] = shown(made, lowering, timeout=options.timeout)
-        report.pop("expressions", None)  # the patch says it better
+    made = None
+    if "suggest" in asked:
+        made = suggested(
+            request, report, status, cases=_cases(options.cases), timeout=options.timeout
+        )
+        report |= made.to_json()
+        for name in ("expressions", "cases"):  # the patch says it better
+            report.pop(name, None)
     if options.patch is not None:
         _write(options.patch, report["patch"])
     if options.json:
         print_json("report", report)
     else:
-        show(console(), report, options.case)
+        shown = counts if options.counts else show
+        shown(console(), report, options.case)
         if made is not None:
-            _patch(console(), made, report["patch_differs"], options.patch)
+            _patch(console(), made, options.patch)
     return 0
+
+
+def _cases(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    return [] if text == "none" else [name.strip() for name in text.split(",")]
 
 
 def _write(file: str, text: str) -> None:
@@ -92,24 +108,28 @@ def _write(file: str, text: str) -> None:
         opened.write(text)
 
 
-def _patch(out: Console, made: Patch, differs: str | None, file: str | None) -> None:
-    """Prints what can be written by a machine, and why not the rest."""
+def _patch(out: Console, made: Suggested, file: str | None) -> None:
+    """Prints what can be written by a machine, for which cases, and why not the rest."""
     out.print()
     where = "" if file is None else f", written to {file}"
-    changed = f"patch: {plural(made.edited, 'expression')}{where}"
+    changed = f"patch: {plural(made.patch.edited, 'expression')}{where}"
     out.print(Text(changed, style="bold"))
-    if made.edited:
-        indented(out, Text("for the shapes and ranges of this case", style="dim"))
-        if differs is None:
-            same = "rewritten, the patched files lower to the same program (level dataflow)"
-            indented(out, Text(same, style="green"))
-        else:
-            no = "not shown: rewritten, the patched files don't lower to the same program: "
-            indented(out, Text(no + differs, style="bold red"))
-    for line in made.left:
+    for line in made.patch.given:
+        indented(out, Text(f"taken as given: {line}", style="dim"))
+    same = ", ".join(case for case, differs in made.checks.items() if differs is None)
+    if same:
+        text = "rewritten, the patched files lower to the same program (level dataflow): "
+        indented(out, Text(text + same, style="green"))
+    for case, differs in made.checks.items():
+        if differs is not None:
+            no = f"not shown: {case}: rewritten, the patched files don't lower to the same program"
+            indented(out, Text(f"{no}: {differs}", style="bold red"))
+    for line in made.patch.left:
         indented(out, Text(f"not in it: {line}", style="yellow"))
+    for case, why in made.unchecked.items():
+        indented(out, Text(f"not held against it: {case}: {why}", style="yellow"))
     if file is None:
-        out.print(Text(made.text), soft_wrap=True)
+        out.print(Text(made.patch.text), soft_wrap=True)
 
 
 def show(out: Console, report: dict[str, Any], case: str) -> None:
@@ -127,20 +147,43 @@ def show(out: Console, report: dict[str, Any], case: str) -> None:
             _sites(out, alike)
             _instead(out, alike, beaten)
     _frozen(out, report.get("frozen", ()))
+    _coverage(out, report)
+    if report.get("superseded"):
+        out.print()
+        indented(out, Text("gave way to another pass: " + ", ".join(report["superseded"])), 0)
+    _notes(out, report)
+
+
+def counts(out: Console, report: dict[str, Any], case: str) -> None:
+    """Prints how many sites each pass has, those that had one at all."""
+    out.print(Text(case, style="bold"))
+    width = max(map(len, report["passes"]), default=0)
+    out.print(Text(f"{'pass':{width}}  applied  declined", style="bold"))
+    for name in report["passes"]:
+        own = [s for s in report["sites"] if s["pass"] == name and not s["taken_by"]]
+        done = sum(s["status"] == "applied" for s in own)
+        if own:
+            out.print(Text(f"{name:{width}}  {done:7}  {len(own) - done:8}"))
+    _notes(out, report)
+
+
+def _coverage(out: Console, report: dict[str, Any]) -> None:
     if report["coverage"]:
         out.print()
         out.print(Text("not looked into", style="bold"))
         for entry in report["coverage"]:
             what = f"{entry['count']} × {entry['primitive']}.{entry['param']}: {entry['reason']}"
             indented(out, Text(what))
-    if report.get("superseded"):
-        out.print()
-        indented(out, Text("gave way to another pass: " + ", ".join(report["superseded"])), 0)
+
+
+def _notes(out: Console, report: dict[str, Any]) -> None:
+    """The notes, and the closing line."""
     for note in report.get("notes", ()):
         indented(out, Text(f"note: {note}"), 0)
     out.print()
+    beaten = sum(bool(site["taken_by"]) for site in report["sites"])
     out.print(
-        f"{report['applied']} applied, {report['declined'] - len(beaten)} declined; "
+        f"{report['applied']} applied, {report['declined'] - beaten} declined; "
         f"{plural(report['equations'], 'equation')} in "
         f"{plural(report['bodies'], 'body', 'bodies')}, "
         f"{plural(report['rounds'], 'round')}"

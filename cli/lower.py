@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..gates.foreign import is_foreign, read_foreign
 from ..gates.render import indented, relative, source
 from ..lowering.artifact import load, save
 from ..lowering.program import Program
+from ..lowering.scratch import scratch
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, job
 from .show import console, print_json, status
 
@@ -50,7 +50,7 @@ def _program(options: argparse.Namespace) -> tuple[Program, list[str]]:
     """What the case or file holds, and notes on where it came from."""
     if is_foreign(options.case):
         return read_foreign(options.case, options.timeout), []
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with scratch() as folder:
         path = str(Path(folder, "lowered.program"))
         answer = run(job(options, "lower", options.case, output=path), timeout=options.timeout)
         return load(path), answer["notes"]

@@ -9,8 +9,10 @@ from typing import Any
 
 from ..gates.child import Job, passes_from
 from ..gates.config import LONGEST_TIMEOUT
+from ..gates.pass_sets import CONTRACTS
 from ..lowering.errors import InputError
 
+DEFAULT = "default"
 FILE_HELP = "FILE.py:NAME, or FILE.py:NAME[KEY] for one of a dict of cases"
 CASE_HELP = f"{FILE_HELP}; with @REV, the files of a git revision"
 Subparsers = Any
@@ -32,13 +34,6 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
     """The options that say how a case is traced and lowered."""
     group = parser.add_argument_group("how a case is lowered")
     group.add_argument("--passes", metavar="A,B", help="'none', 'default', or names of passes")
-    group.add_argument(
-        "--disable",
-        action="append",
-        default=[],
-        metavar="PASS|ADDRESS",
-        help="a pass not to run, or the address of a site to leave alone, as explain shows it",
-    )
     add_told(group)
     group.add_argument("--target", metavar="KIND:AxBxC", help="as in TPU7x:2x2x1, the default")
     group.add_argument("--route", choices=("abstract", "topology"), help="default: abstract")
@@ -56,7 +51,18 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
 
 
 def add_told(group: Any) -> None:
-    """What the passes are told of a program: ``--frozen`` and ``--assume``."""
+    """Which passes ``default`` stands for, and what they are told of a program."""
+    group.add_argument(
+        "--contract", choices=CONTRACTS,
+        help="the loosest contract of the passes that 'default' stands for; default: bitwise",
+    )  # fmt: skip
+    group.add_argument(
+        "--disable",
+        action="append",
+        default=[],
+        metavar="PASS|ADDRESS",
+        help="a pass not to run, or the address of a site to leave alone, as explain shows it",
+    )
     group.add_argument(
         "--frozen", metavar="REGEX",
         help="paths of output leaves that are gradients of frozen parameters (docs/optimize.md)",
@@ -104,28 +110,38 @@ def job(options: argparse.Namespace, do: Any, spec: str, **more: Any) -> Job:
     """The request to a child that these options describe.
 
     Raises:
-        InputError: something is said for passes of which none is to run.
+        InputError: something is said for passes of which none is to run, or a contract where each
+            is named.
     """
-    told = [n for n in ("frozen", "assume", "disable") if getattr(options, n, None)]
-    sides = (options.passes, getattr(options, "passes_b", None))
-    if (
-        told
-        and do not in ("explain", "bisect")
-        and all(passes_from(side) is None for side in sides)
-    ):
-        raise InputError(f"--{told[0]} is for passes: found none, wanted --passes default or names")
+    _fits(options, do)
     return Job(
         do,
         spec=spec,
         args=tuple(options.arg),
         target=options.target,
-        disable=tuple(getattr(options, "disable", ())),
-        frozen=getattr(options, "frozen", None),
-        assume=getattr(options, "assume", None),
+        contract=options.contract or CONTRACTS[0],
+        disable=tuple(options.disable),
+        frozen=options.frozen,
+        assume=options.assume,
         route=options.route,
         mesh=None if options.mesh is None else mesh_from(options.mesh),
         **{"passes": passes_from(options.passes), **more},
     )
+
+
+def _fits(options: argparse.Namespace, do: str) -> None:
+    """Raises where options speak of passes that don't run."""
+    sides = [passes_from(s) for s in (options.passes, getattr(options, "passes_b", None))]
+    if do in ("explain", "bisect") and options.passes is None:
+        sides[0] = sides[0] or "default"  # what they take to be meant
+    told = [n for n in ("contract", "frozen", "assume", "disable") if getattr(options, n)]
+    if told and not any(sides):
+        raise InputError(f"--{told[0]} is for passes: found none, wanted --passes default or names")
+    if options.contract and not any(side and DEFAULT in side for side in sides):
+        raise InputError(
+            f"--contract says what 'default' stands for: found --passes {options.passes}, wanted "
+            "'default' in it, or no --contract"
+        )
 
 
 def mesh_from(text: str) -> dict[str, int]:

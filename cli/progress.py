@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from ..lowering.scratch import scratch
 from .show import status, task_bar
 
 Show = Callable[[int, int, str], None]
@@ -57,7 +57,7 @@ def read(place: Path) -> tuple[int, int, str] | None:
 def bar() -> Iterator[tuple[Path, Show | None]]:
     """A file for a child to write to, and a bar for it; on a terminal only."""
     with (
-        tempfile.TemporaryDirectory(prefix="relower-") as folder,
+        scratch() as folder,
         task_bar(None, "tracing") as update,
     ):
         place = Path(folder, "progress")
@@ -76,7 +76,7 @@ def line(text: str, words: Callable[[int, int], str]) -> Iterator[tuple[Path, Sh
         words: how far it is, of the two numbers that the child writes.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="relower-") as folder,
+        scratch() as folder,
         status(text) as shown,
     ):
         place = Path(folder, "progress")

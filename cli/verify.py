@@ -17,8 +17,7 @@ from ..gates.child import Job, run
 from ..gates.render import indented, source_text
 from ..gates.verify.host import variables
 from ..lowering.errors import InputError
-from ..lowering.words import plural
-from ..passes.disable import UNADDRESSED
+from ..lowering.words import UNADDRESSED, plural
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, gibibytes, job, seconds
 from .progress import bar, following
 from .show import console, print_json
@@ -45,10 +44,6 @@ def add(commands: Subparsers, summary: str) -> None:
     parser.add_argument(
         "--facts", action="store_true",
         help="also run the whole program, and see whether what rewrites take as known holds",
-    )  # fmt: skip
-    parser.add_argument(
-        "--contract", choices=("bitwise", "value", "rounding"), default="bitwise",
-        help="the loosest contract of the passes that run; default: bitwise",
     )  # fmt: skip
     parser.add_argument(
         "--seeds", type=_count, default=2, metavar="N", help="fill each kind of input N times"
@@ -102,7 +97,6 @@ def verified(options: argparse.Namespace) -> dict[str, Any]:
         "again": shlex.join(["relower", *sys.argv[1:]]),
         "bytes": int(options.memory_limit * 2**30),
     }
-    request = replace(request, contract=options.contract)
     return with_bar(request, asked, options.timeout)
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 from jax._src import config as _config
+from jax.sharding import Mesh
 
 
 def kernel_locations() -> AbstractContextManager[Any]:
@@ -69,3 +70,15 @@ def _digest(value: np.ndarray[Any, Any]) -> str:
 def device_count(lowered: Any) -> int:
     """How many devices a lowered program is partitioned over."""
     return int(lowered._lowering.compile_args["num_devices"])
+
+
+def own_meshes(lowered: Any) -> list[Mesh]:
+    """The meshes of concrete devices that a lowered program's shardings are on."""
+    args = lowered._lowering.compile_args
+    found: list[Mesh] = []
+    for key in ("in_shardings", "out_shardings", "intermediate_shardings"):
+        for sharding in args.get(key, ()):
+            mesh = getattr(sharding, "mesh", None)
+            if isinstance(mesh, Mesh) and mesh.size and mesh not in found:
+                found.append(mesh)
+    return found

@@ -47,7 +47,13 @@ def source_span(eqn: Eqn) -> tuple[str, int, int, int, int] | None:
 
 def _user_frame(eqn: Eqn) -> Any:
     """The innermost frame outside jax and relower."""
-    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+    return _innermost_user_frame(eqn.source_info.traceback)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _innermost_user_frame(traceback: Any) -> Any:
+    """Asked in each round of the same equations, and of all that replaces one."""
+    for frame in source_info_util.user_frames(traceback):
         if os.path.dirname(frame.file_name) not in _own_folders():
             return frame
     return None

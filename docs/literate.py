@@ -245,9 +245,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="run nothing: the page's first block of text or console shows what this file holds",
     )
+    parser.add_argument("--of", metavar="COMMAND", help="of --printed: not the first, but this one")
     options = parser.parse_args(argv)
     if options.printed is not None:
-        return _compared(options.pages[0], options.printed.read_text(encoding="utf-8"))
+        printed = options.printed.read_text(encoding="utf-8")
+        return _compared(options.pages[0], printed, options.of)
     complaints = 0
     for path in [page.resolve() for page in options.pages] or pages():
         with tempfile.TemporaryDirectory(prefix="relower-page-") as folder:
@@ -265,11 +267,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if complaints else 0
 
 
-def _compared(page: Path, printed: str) -> int:
+def shown_of(page: str, command: str | None = None) -> tuple[Block, str]:
+    """What a page shows of a command; of None, its first block of text or console."""
+    for block in blocks(page):
+        if command is None and block.language == "text":
+            return block, block.text
+        for one in commands(block) if block.language == "console" else ():
+            if command in (None, one.command):
+                return block, one.output
+    raise ValueError(f"the page shows nothing of {command or 'any command'}")
+
+
+def _compared(page: Path, printed: str, command: str | None) -> int:
     """Whether a page shows what a command printed that was run elsewhere; counts aside."""
-    found = blocks(page.read_text(encoding="utf-8"))
-    block = next(b for b in found if b.language in ("text", "console"))
-    shown = block.text if block.language == "text" else next(commands(block)).output
+    block, shown = shown_of(page.read_text(encoding="utf-8"), command)
     if agree(shown, terminal.without_colours(printed), newest=False):
         return 0
     print(f"{page}, line {block.line}, shows something else than\n{printed}", file=sys.stderr)

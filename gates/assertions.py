@@ -8,7 +8,6 @@ fails the test by `pytest.fail`, which is no `AssertionError`: a control written
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MethodType
@@ -22,6 +21,7 @@ from ..lowering.change import Difference, Verdict
 from ..lowering.diff import diff
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Level, Program
+from ..lowering.scratch import scratch
 from .child import Job, run
 from .containment import checked, strays
 from .render import plain
@@ -241,7 +241,7 @@ class ProgramAssertions:
     def _from_file(self, what: str, levels: tuple[Level, ...]) -> tuple[Program, Mapping[str, int]]:
         if not is_case(what):
             return load(self._root / what), {}
-        with tempfile.TemporaryDirectory(prefix="relower-pytest-") as folder:
+        with scratch() as folder:
             output = str(Path(folder, "lowered.program"))
             job = Job(
                 "lower",

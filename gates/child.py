@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, Literal
 
 from ..lowering.errors import InputError
 from ..lowering.family import Family
+from ..lowering.scratch import scratch
 from .revision import at, locate
 
 NOISE_LINES = 12
@@ -134,7 +134,7 @@ def _answered(
     cwd: str | os.PathLike[str],
     variables: Mapping[str, str],
 ) -> str:
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with scratch() as folder:
         answer = Path(folder, "answer.json")
         noise = Path(folder, "noise.txt")
         request = json.dumps({**asdict(job), "answer": str(answer)})
@@ -159,7 +159,7 @@ def _start(
     sink: Any, cwd: str | os.PathLike[str], variables: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "relower.gates.worker"],
+        [sys.executable, "-P", "-m", "relower.gates.worker", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=sink,
         stderr=subprocess.STDOUT,

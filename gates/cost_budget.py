@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
@@ -13,6 +12,7 @@ from ..lowering.cost.ladder import measure
 from ..lowering.cost.model import Cost
 from ..lowering.errors import InputError
 from ..lowering.process import Limits
+from ..lowering.scratch import scratch
 from ..lowering.words import agreeing, plural
 from .budget import COMPILED, OTHER, Bound, Budget, Miss, Number, check
 from .cells import Cell, Matrix, Node
@@ -48,7 +48,7 @@ def _referred(cell: Cell, bound: Bound) -> Node | None:
 def compile_node(node: Node, matrix: Matrix, cache: CostCache | None) -> Cost | str:
     """What a program costs; one line on why that isn't known where it can't be compiled."""
     try:
-        with tempfile.TemporaryDirectory(prefix="relower-gate-") as folder:
+        with scratch() as folder:
             job = Job(
                 "stage",
                 spec=node.spec,
@@ -89,7 +89,8 @@ def _misses(cell: Cell, metric: str, bound: Bound, costs: Costs, other: str) -> 
     values: dict[str | None, Number | None] = {}
     why = None
     if metric == "cycles" and None in known:
-        values, why = _cycles(known, bound)
+        names = ("" if referred is None else referred.name, cell.node.name)
+        values, why = _cycles(known, bound, names)
     else:
         values = {key: compiled_metric(cost, metric) for key, cost in known.items()}
     if why is not None:
@@ -98,7 +99,7 @@ def _misses(cell: Cell, metric: str, bound: Bound, costs: Costs, other: str) -> 
 
 
 def _cycles(
-    known: Mapping[str | None, Cost], bound: Bound
+    known: Mapping[str | None, Cost], bound: Bound, names: tuple[str, str]
 ) -> tuple[dict[str | None, Number | None], str | None]:
     """The cycles to compare, or why they can't be: a sum says nothing of what it leaves out.
 
@@ -114,7 +115,7 @@ def _cycles(
         return {None: total.cycles}, None
     if bound.reference not in known:
         return {}, None
-    found = compare(known[bound.reference], own)
+    found = compare(known[bound.reference], own, names)
     if found.unlike is not None:
         return {}, found.unlike
     if found.worse is None:

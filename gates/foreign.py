@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from ..lowering.artifact import load
 from ..lowering.errors import InputError
 from ..lowering.program import Program
+from ..lowering.scratch import scratch
 from .child import Job, run
 
 MAX_FILE_BYTES = 1 << 30
@@ -40,7 +40,7 @@ def read_foreign(path: str, timeout: float | None = None) -> Program:
     size = Path(path).stat().st_size
     if size > MAX_FILE_BYTES:
         raise InputError(f"{path}: {size} bytes; a file of MLIR has at most {MAX_FILE_BYTES}")
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with scratch() as folder:
         output = str(Path(folder, "read.program"))
         limit = timeout or TIMEOUT + size / BYTES_A_SECOND
         run(Job("foreign", spec=path, output=output), timeout=limit)

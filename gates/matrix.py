@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from ..lowering.cost.model import Cost
 from ..lowering.diff import diff
 from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Program
+from ..lowering.scratch import scratch
 from ..lowering.words import plural
 from .cache import Cache
 from .cells import Cell, Matrix, Node
@@ -143,7 +143,7 @@ def _lower_all(matrix: Matrix, note: Progress, jobs: int, cache: Cache | None) -
 def _lower(
     node: Node, levels: tuple[str, ...], matrix: Matrix, cache: Cache | None
 ) -> Ready | ChildFailed:
-    with tempfile.TemporaryDirectory(prefix="relower-gate-") as folder:
+    with scratch() as folder:
         output = Path(folder, "cell.program")
         job = Job(
             "lower",

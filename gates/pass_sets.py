@@ -48,8 +48,12 @@ def pass_choice(value: Any, where: str) -> PassChoice:
     if not isinstance(value, dict):
         raise InputError(f"{where}: {value!r}; wanted a list of names, 'default', or a table")
     values.check_keys(value, _KEYS, where)
-    if "names" in value and "contract" in value:
-        raise InputError(f"{where}: found both names and a contract, wanted one of them")
+    listed = value.get("names")
+    if "contract" in value and isinstance(listed, list) and "default" not in listed:
+        raise InputError(
+            f"{where}: found both names and a contract, wanted one of them, or 'default' among the "
+            "names, which the contract is of"
+        )
     if not value:
         raise InputError(f"{where}: found an empty table, wanted one of {', '.join(_KEYS)}")
     names, contract = value.get("names"), value.get("contract", "bitwise")

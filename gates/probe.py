@@ -22,6 +22,7 @@ from ..lowering.change import Difference, Verdict
 from ..lowering.diff import diff
 from ..lowering.errors import InputError
 from ..lowering.program import Level, Location, Program
+from ..lowering.scratch import scratch
 from .child import ChildFailed, Job, run
 from .parallel import in_order
 from .revision import split_revision
@@ -241,7 +242,7 @@ def _lowered(
     assert match is not None
     source = Path(match["file"])
     moved = _copied(source) if variation.moved else nullcontext(source)
-    with tempfile.TemporaryDirectory(prefix="relower-probe-") as folder, moved as file:
+    with scratch() as folder, moved as file:
         output = str(Path(folder, "lowered.program"))
         if variation.moved or variation.elsewhere:
             file = file.absolute()

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..lowering.errors import InputError
+from ..lowering.scratch import scratch
 
 _CASE = re.compile(r"(?P<file>.+?\.py):(?P<name>[^:/\\@\[]*(?:\[[^\]]*\])?)(?:@(?P<rev>.*))?", re.S)
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -212,7 +212,7 @@ def at(place: Place) -> Iterator[At]:
 
 @contextmanager
 def _checked_out(place: Place) -> Iterator[Checkout]:
-    with tempfile.TemporaryDirectory(prefix="relower-revision-") as folder:
+    with scratch() as folder:
         home = Path(os.path.realpath(folder))
         root = home / "files"
         root.mkdir()

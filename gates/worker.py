@@ -1,4 +1,4 @@
-"""The child's side of `child`: ``python -m relower.gates.worker`` with a request on stdin."""
+"""The child's side of `child`: ``python -m relower.gates.worker PARENT``, a request on stdin."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lowering.errors import InputError
+from ..lowering.orphan import end_with_parent
 from .recorder import Recorder
 
 _RECORDER = Recorder()
@@ -21,6 +22,7 @@ _RECORDER = Recorder()
 
 def main() -> int:
     """Reads one request, does it, and writes the answer to the file that the request names."""
+    end_with_parent(int(sys.argv[1]))
     request = json.load(sys.stdin)
     if request["revision"] is not None or request["record"]:
         _RECORDER.start()
@@ -133,8 +135,12 @@ def _explain(request: dict[str, Any]) -> Any:
                     **kwargs,
                 )
         except Exception as error:
-            raise untraced(request["spec"], error) from error
+            raise untraced(request["spec"], error, chosen.mesh is not None) from error
     shown = report.to_json()
+    if request["options"].get("suggest"):
+        from ..lowering.siblings import siblings
+
+        shown["cases"] = siblings(request["spec"])
     return {**shown, "notes": [*shown.get("notes", ()), *_checked(request)]}
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 from .errors import InputError
 from .process import Ended, Limits, run_limited
+from .scratch import scratch
 
 FailureKind = Literal["missing", "target", "rejected", "crash", "time", "memory"]
 
@@ -33,11 +33,18 @@ class StagedModule:
     target: str
     name: str
     """What the user calls it, for messages."""
+    notes: tuple[str, ...] = ()
+    """What to know of the program that its figures don't say."""
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes ``module.bc`` and ``request.json`` into an existing folder."""
         Path(folder, "module.bc").write_bytes(self.module)
-        request = {"settings": dict(self.settings), "target": self.target, "name": self.name}
+        request = {
+            "settings": dict(self.settings),
+            "target": self.target,
+            "name": self.name,
+            "notes": list(self.notes),
+        }
         Path(folder, "request.json").write_text(json.dumps(request))
 
     @staticmethod
@@ -45,7 +52,13 @@ class StagedModule:
         """Reads what `save` wrote."""
         request = json.loads(Path(folder, "request.json").read_text())
         module = Path(folder, "module.bc").read_bytes()
-        return StagedModule(module, request["settings"], request["target"], request["name"])
+        return StagedModule(
+            module,
+            request["settings"],
+            request["target"],
+            request["name"],
+            tuple(request["notes"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -90,13 +103,16 @@ def stage_module(chosen: Any, target: str) -> StagedModule:
     """
     from ..compat.compiler import compile_settings, module_bytes
     from .lower import stage
+    from .own_mesh import of_host, remark
     from .targets import make_mesh, parse_target
 
     goal = parse_target(target)
     mesh = make_mesh(goal, chosen.mesh, "auto", "abstract")
     lowered, _ = stage(chosen, goal, mesh, "abstract")
     settings = compile_settings(lowered, mesh.size)
-    return StagedModule(module_bytes(lowered), settings, str(goal), chosen.name)
+    own = None if chosen.mesh else of_host(lowered)
+    notes = () if own is None else (remark(own),)
+    return StagedModule(module_bytes(lowered), settings, str(goal), chosen.name, notes)
 
 
 def compile_staged(
@@ -113,7 +129,7 @@ def compile_staged(
         CompileFailed: one line on what kept the compiler from answering.
     """
     limits = limits or Limits()
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with scratch() as folder:
         staged.save(folder)
         noise = Path(folder, "noise.txt")
         ended = run_limited(

@@ -6,21 +6,19 @@ libtpu reads its flags once and may abort the process, so it is loaded here and 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from .orphan import end_with_parent
 
 
 def main() -> int:
     """Compiles what the folder holds; an answer is written where nothing crashes."""
-    _end_with_parent(int(sys.argv[2]))
+    end_with_parent(int(sys.argv[2]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # aborts are expected
     folder = Path(sys.argv[1])
     request = json.loads((folder / "request.json").read_text())
@@ -60,16 +58,6 @@ def _compiled(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
         return {"error": describe(error), "kind": "rejected"}
     (folder / "hlo.txt").write_text(executable_text(executable))
     return {"memory": executable_memory(executable), "cost": executable_cost(executable)}
-
-
-def _end_with_parent(parent: int) -> None:
-    """Has the kernel end this process when the one that started it ends, however it ends."""
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass  # no Linux: the parent ends the group itself, where it isn't killed
-    if os.getppid() != parent:  # it ended before the kernel was asked
-        os._exit(1)
 
 
 if __name__ == "__main__":

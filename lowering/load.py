@@ -63,10 +63,7 @@ def load_module(path: Path) -> ModuleType:
     path = path.resolve()
     if path.suffix != ".py":
         raise InputError(f"{path}: wanted a Python file, ending in .py")
-    mark = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    stem = re.sub(r"\W", "_", path.stem)
-    root, package = package_of(path) if imports_relatively(path) else (path.parent, "")
-    name = f"{package}.relower_case_{mark}_{stem}".lstrip(".")
+    name, root, package = _named(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -89,6 +86,19 @@ def load_module(path: Path) -> ModuleType:
         sys.modules.pop(name, None)
         raise InputError(f"{path}: can't be imported: {describe(error)}") from error
     return module
+
+
+def loaded(path: str) -> ModuleType | None:
+    """The module that `load_case` has made of a file, if it has."""
+    return sys.modules.get(_named(Path(path).resolve())[0])
+
+
+def _named(path: Path) -> tuple[str, Path, str]:
+    """A file's name as a module, and the package that it is of, with the folder that holds it."""
+    mark = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    stem = re.sub(r"\W", "_", path.stem)
+    root, package = package_of(path) if imports_relatively(path) else (path.parent, "")
+    return f"{package}.relower_case_{mark}_{stem}".lstrip("."), root, package
 
 
 def _file_of(path: str, target: str) -> str:
@@ -132,7 +142,7 @@ def _member(module: ModuleType, name: str, path: Path) -> Any:
 
 def _resolve(found: Any, name: str, key: str | None, args: list[str], path: Path) -> Case:
     where = f"{path}:{name}"
-    if callable(found) and not args and not _required(found):
+    if callable(found) and not args and not required(found):
         found = _called(found, where)
     if isinstance(found, dict):
         found = _chosen(found, key, where)
@@ -172,7 +182,7 @@ def _chosen(cases: dict[Any, Any], key: str | None, where: str) -> Any:
 
 
 def _from_specs(function: Callable[..., Any], args: list[str], where: str) -> Case:
-    wanted = _required(function)
+    wanted = required(function)
     specs = [parse_spec(text) for text in args]
     try:
         inspect.signature(function).bind(*specs)
@@ -186,7 +196,8 @@ def _from_specs(function: Callable[..., Any], args: list[str], where: str) -> Ca
     return case(function, *specs)
 
 
-def _required(function: Callable[..., Any]) -> list[str]:
+def required(function: Callable[..., Any]) -> list[str]:
+    """The names of the arguments that a function must be given by position."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -26,7 +26,7 @@ from .case import Case, case
 from .errors import InputError
 from .load import describe
 from .normalize import normalize
-from .own_mesh import advice
+from .own_mesh import advice, of_host, refusal, untraceable
 from .program import LEVELS, Level, Program, Stamp, Unknown
 from .targets import (
     DEFAULT_TARGET,
@@ -120,6 +120,10 @@ def stage(chosen: Case, target: Target, mesh: Any, route: Route) -> tuple[Any, t
             lowered = _staged(chosen, mesh)
         finally:
             _ANSWERED.extend(query for query in queries if not query.endswith(WHILE_LOWERING))
+    own = of_host(lowered)
+    refused = "" if own is None else refusal(own, chosen.mesh)
+    if refused:
+        raise InputError(f"case {chosen.name}: {refused}")
     wanted = device_count(lowered)
     if wanted > target.device_count:
         raise InputError(
@@ -160,8 +164,7 @@ def _staged(chosen: Case, mesh: Any) -> Any:
     except InputError:
         raise
     except Exception as error:
-        own = advice(error, chosen.mesh is not None)
-        raise InputError(f"{name} can't be traced: {describe(error)}{own}") from error
+        raise untraceable(name, error, chosen.mesh is not None) from error
     try:
         with mesh_context(mesh), kernel_locations(), host_callbacks(), stated_layouts():
             return nnx.unwrapped(traced.lower(lowering_platforms=("tpu",)))

@@ -1,6 +1,12 @@
-"""Numbers in sentences."""
+"""Numbers in sentences, and what several parts say in the same words."""
 
 from __future__ import annotations
+
+UNADDRESSED = (
+    "several equations can have this address, so that `disable=` doesn't take it: it takes the "
+    "pass as a whole, or relower.keep(…) around what is to stay"
+)
+"""Of a site whose address has ``?`` for a number."""
 
 
 def plural(count: int, noun: str, many: str | None = None) -> str:

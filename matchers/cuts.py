@@ -139,6 +139,15 @@ def _cuts_behind(scope: Scope, atom: Atom) -> Iterator[Value]:
         scope, atom = behind
 
 
+def _is_spread(scope: Scope, atom: Atom) -> bool:
+    """Whether an array is one number everywhere, as the other case of a mask is."""
+    made = scope.definition(atom)
+    if made is None:
+        return False
+    eqn = scope.eqns[made[0]]
+    return eqn.primitive is primitive("broadcast_in_dim_p") and not eqn.invars[0].aval.ndim
+
+
 _Step = tuple[Value | None, tuple[Scope, Atom] | None]
 """The array that a variable is cut from, if it is, and the one that it is made of."""
 
@@ -152,5 +161,8 @@ def _step_behind(scope: Scope, atom: Atom) -> _Step:
     eqn = scope.eqns[made[0]]
     taken = box(scope, eqn, made[1])
     at = made[1] if eqn.primitive is primitive("optimization_barrier_p") else 0
-    array = next((a for a in eqn.invars[at:] if a.aval.ndim), None)
+    if eqn.primitive is primitive("select_n_p"):
+        at = 1  # what is chosen, not by what
+    arrays = [a for a in eqn.invars[at:] if a.aval.ndim]
+    array = next((a for a in arrays if not _is_spread(scope, a)), next(iter(arrays), None))
     return None if taken is None else taken[0], None if array is None else (scope, array)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from ..compat import bodies as compat_bodies
 from ..compat import jaxprs
 from ..compat.bodies import BodyKey, Flow
 from ..compat.jaxprs import Body, Eqn, Var
+from ..compat.primitives import primitive
 from .fact import Fact
 from .facts import MOST_CONTEXTS, Analysis, BodyFacts
 from .graph import Caller, Scope
@@ -19,6 +21,12 @@ _MOST_COPIED = 1 << 14
 
 _SMALL = 24
 """Equations of a body that is cheaper to keep apart at once than after it has been judged."""
+
+
+@functools.cache
+def pairwise() -> frozenset[Any]:
+    """Primitives of which each result is of the operand at its place, where they have as many."""
+    return frozenset({primitive("optimization_barrier_p"), primitive("psum_p")})
 
 
 class Apart:
@@ -63,6 +71,8 @@ class Dataflow:
         """A scope of each body that carries none, by its facts and demanded outputs."""
         self._apart = Apart() if apart is None else apart
         self._copies: Counter[int] = Counter()
+        self.idle_results = False
+        """Whether a live equation that carries a body, or a barrier, makes what nothing reads."""
         self.crowded: set[int] = set()
         """Bodies to keep apart with so many calls that some of these share a scope all the same."""
         outputs = len(jaxprs.opened(closed).outvars)
@@ -90,9 +100,9 @@ class Dataflow:
         known = self._scopes.get(key)
         if known is not None:
             return known
-        alike = self._leaves.get(key[:2])
-        if alike is not None:
-            scope = self._scopes[key] = alike.copy()
+        leaf = self._leaves.get(key[:2])
+        if leaf is not None:
+            scope = self._scopes[key] = leaf.copy()
             return scope
         jaxpr = jaxprs.opened(facts.body)
         scope = Scope(facts.body, facts, demanded, jaxpr.eqns)
@@ -102,6 +112,7 @@ class Dataflow:
         }
         live: list[int] = []
         definitions, eqns, leaves = scope._definitions, jaxpr.eqns, compat_bodies.leaves()
+        places, barriers = scope.places, pairwise()
         for index in range(len(eqns) - 1, -1, -1):
             eqn = eqns[index]
             outvars = eqn.outvars
@@ -112,10 +123,24 @@ class Dataflow:
             if read.isdisjoint(outvars) and not eqn.effects:
                 continue
             live.append(index)
+            kind = eqn.primitive
+            alike = places.get(kind)
+            if alike is None:
+                places[kind] = [index]
+            else:
+                alike.append(index)
+            carries = kind not in leaves
+            if (carries or kind in barriers) and not read.issuperset(outvars):
+                self.idle_results = True
             read.update([a for a in eqn.invars if type(a) is not literal])
-            if eqn.primitive not in leaves:
+            if carries:
                 self._enter_bodies(scope, index, eqn, read)
         scope.live = live[::-1]
+        for alike in places.values():
+            alike.reverse()
+        inputs = jaxprs.invars(facts.body)
+        if not read.issuperset(inputs):
+            scope.unread = tuple([i for i, v in enumerate(inputs) if v not in read])
         self._scopes[key] = scope
         if not scope.children:
             self._leaves[key[:2]] = scope

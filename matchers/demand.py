@@ -7,7 +7,6 @@ nobody reads isn't, nor what was added to it; likewise through calls, branches, 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +15,8 @@ from ..compat import edit, jaxprs, kernel_parts
 from ..compat.bodies import BodyKey, Entered, Flow, Role
 from ..compat.jaxprs import Eqn, Var
 from ..compat.kernel_parts import Part
-from ..compat.primitives import primitive
 from ..compat.source import any_kept
+from .dataflow import pairwise
 from .graph import Scope
 
 
@@ -64,12 +63,7 @@ def is_pairwise(eqn: Eqn) -> bool:
     """Whether each result is of the operand at its place, and of no other."""
     if not len(eqn.invars) == len(eqn.outvars) > 1:
         return False
-    return eqn.primitive in _pairwise()
-
-
-@functools.cache
-def _pairwise() -> frozenset[Any]:
-    return frozenset({primitive("optimization_barrier_p"), primitive("psum_p")})
+    return eqn.primitive in pairwise()
 
 
 class Demands:
@@ -90,7 +84,7 @@ class Demands:
         """
         self._given_up = given_up
         self._cut = cut
-        self._plain_but_for = None if at is None else at | _pairwise()
+        self._at = at
         self._known: dict[tuple[Any, ...], Demand] = {}
         self._kept: dict[int, bool] = {}
 
@@ -112,21 +106,24 @@ class Demands:
         inner = _zeros_further_in(demand)
         made_elsewhere: set[int] = set()
         keeps = self._keeps(scope)
-        special = None if keeps else self._plain_but_for
+        cuts_at = None if keeps else self._at
         eqns, read, live, children = scope.eqns, demand.read, demand.live, scope.children
+        barriers = pairwise()
         literal = jaxprs.LITERAL  # asked for once: this loop visits every equation
         for index in reversed(range(len(eqns)) if keeps else scope.live):
             eqn = eqns[index]
             if (
-                special is not None
-                and eqn.primitive not in special
+                cuts_at is not None
+                and eqn.primitive not in barriers
                 and index not in children
                 and not eqn.effects
             ):
-                if not read.isdisjoint(eqn.outvars):
+                if read.isdisjoint(eqn.outvars):
+                    continue
+                if eqn.primitive not in cuts_at or self._cut(scope, index) is None:
                     live.add(index)
                     read.update([a for a in eqn.invars if type(a) is not literal])
-                continue
+                    continue
             needed = tuple([v in demand.read for v in eqn.outvars])
             zeros = {}
             if index in inner:

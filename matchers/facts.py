@@ -17,7 +17,7 @@ from ..compat.bodies import BodyKey, Carried, Role, carried
 from ..compat.primitives import host_array, primitive
 from . import loops
 from .crossing import Crossing
-from .fact import UNKNOWN, Fact, default_of, integer, join, limits, meet
+from .fact import UNKNOWN, Constant, Fact, default_of, integer, join, limits, meet
 from .fact_of_values import of_array, of_scalar
 from .flow import inflow, outflow
 from .guards import Guard, Guards, Region
@@ -60,6 +60,14 @@ class BodyFacts:
         found = self._facts.get(atom)
         return default_of(atom.aval) if found is None else found
 
+    def constant(self, atom: jaxprs.Atom) -> Constant | None:
+        """What every element of a variable or literal is; None where that isn't known.
+
+        For less than `fact` takes: no type alone tells a constant.
+        """
+        found = _of_literal(atom) if jaxprs.is_literal(atom) else self._facts.get(atom)
+        return None if found is None else found.constant
+
     def children(self, eqn_index: int) -> dict[BodyKey, BodyFacts]:
         """The facts inside the bodies that one equation carries; empty if it carries none.
 
@@ -77,6 +85,8 @@ class Splice:
     """What the template's inputs are there."""
     eqns: Sequence[jaxprs.Eqn]
     """One for each equation of the template, in order."""
+    results: Sequence[jaxprs.Var] = ()
+    """The variables of what was replaced, some of which these equations may bind again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,7 @@ class Analysis:
         self._origins: dict[int, tuple[jaxprs.Body, list[BodyFacts]]] = {}
         self._positionwise: dict[int, tuple[jaxprs.Body, bool]] = {}
         self._spliced: dict[int, tuple[Splice, int]] = {}
+        self._found_in: dict[int, dict[int, list[tuple[int, Fact]]]] = {}
 
     def spliced(self, splice: Splice) -> None:
         """Say what some equations were copied from.
@@ -166,6 +177,19 @@ class Analysis:
             _BodyAnalysis(self, found).run(self._origin(found))
         return found
 
+    def found_in(self, facts: BodyFacts) -> Mapping[int, Sequence[tuple[int, Fact]]]:
+        """What is known of a body's results, by equation; listed once for all copies of it."""
+        known = self._found_in.get(id(facts))
+        if known is None:
+            known = self._found_in[id(facts)] = {}
+            for index, eqn in enumerate(jaxprs.opened(facts.body).eqns):
+                found = [
+                    (r, facts._facts[v]) for r, v in enumerate(eqn.outvars) if v in facts._facts
+                ]
+                if found:
+                    known[index] = found
+        return known
+
     def positionwise(self, body: jaxprs.Body) -> bool:
         """Whether each element of a body's results is made of those at its own place alone."""
         known = self._positionwise.get(id(body))
@@ -204,7 +228,8 @@ def _key(given: Mapping[Any, Guard]) -> frozenset[Any]:
 
 def _reads(eqn: jaxprs.Eqn, those: set[Any]) -> bool:
     """Whether an equation reads one of ``those`` variables."""
-    return any(a in those for a in eqn.invars if not jaxprs.is_literal(a))
+    literal = jaxprs.LITERAL  # asked of nearly every equation of a rewritten program
+    return not those.isdisjoint([a for a in eqn.invars if type(a) is not literal])
 
 
 class _BodyAnalysis:
@@ -216,6 +241,7 @@ class _BodyAnalysis:
         self.jaxpr = jaxprs.opened(result.body)
         self._producers: dict[Any, int] | None = None
         self._templates: dict[int, BodyFacts] = {}
+        """Of each copy that was met, the facts of what it is a copy of."""
         self.crossing = Crossing(analysis, result, self._definition)
         self.guards = result.guards = self.crossing.guards
 
@@ -237,24 +263,27 @@ class _BodyAnalysis:
         related = {primitive(name) for name in ("select_n_p", "jit_p", "mul_p", "and_p")}
         better: set[Any] = set()  # variables of which more is known than before the rewrite
         for index, eqn in enumerate(jaxpr.eqns):
-            before = known.get(id(eqn))
+            before = known.get(id(eqn)) if known else None
             if before is not None and not (better and _reads(eqn, better)):
                 if before in inside:
                     self.result._children[index] = inside[before]
                 continue  # nearly all of a body that was rewritten
             copied = spliced.get(id(eqn)) if spliced else None
-            rule = table.get(eqn.primitive)
+            old: Sequence[Any] = eqn.outvars
             if copied is not None:
-                self._take_over(index, eqn, *copied)
-            elif rule is not None:
-                self._apply(eqn, *rule)
+                self._take_over(index, *copied)
+                old = [v for v in eqn.outvars if v in copied[0].results]
             else:
-                self._descend(index, eqn)
-            if copied is None and eqn.primitive in related:
-                self._relate(eqn)
+                rule = table.get(eqn.primitive)
+                if rule is not None:
+                    self._apply(eqn, *rule)
+                else:
+                    self._descend(index, eqn)
+                if eqn.primitive in related:
+                    self._relate(eqn)
             if origin is not None:
                 # The rewrite kept the value, and perhaps hid how it came about.
-                for var in eqn.outvars:
+                for var in old:
                     was, now = origin._facts.get(var), facts.get(var)
                     if was is not None and (now is None or join(was, now) != was):
                         facts[var] = was
@@ -262,23 +291,26 @@ class _BodyAnalysis:
                         better.add(var)
         self.result.outputs = tuple(map(self.result.fact, jaxpr.outvars))
 
-    def _take_over(self, index: int, eqn: jaxprs.Eqn, splice: Splice, position: int) -> None:
+    def _take_over(self, index: int, splice: Splice, position: int) -> None:
         """The facts of the equation of which this one is a copy."""
         facts = self._templates.get(id(splice))
         if facts is None:
             given = [self.result.fact(a) for a in splice.operands]
             facts = self._templates[id(splice)] = self.analysis.enter(splice.template, given)
-        source = splice.template.eqns[position]
-        for var, made in zip(eqn.outvars, source.outvars):
-            found = facts._facts.get(made)
-            if found is not None:
-                self.result._facts[var] = found
+        for result, fact in self.analysis.found_in(facts).get(position, ()):
+            self.result._facts[splice.eqns[position].outvars[result]] = fact
         if position in facts._children:
             self.result._children[index] = facts._children[position]
 
     def _apply(self, eqn: jaxprs.Eqn, rule: Any, is_source: bool) -> None:
-        fact_of = self.result.fact
-        operands = [fact_of(v) for v in eqn.invars]
+        known, literal = self.result._facts, jaxprs.LITERAL  # nearly every equation comes here
+        operands: list[Fact] = []
+        for atom in eqn.invars:
+            if type(atom) is literal:
+                operands.append(_of_literal(atom))
+            else:
+                given = known.get(atom)
+                operands.append(default_of(atom.aval) if given is None else given)
         if is_source:
             counts = limits(getattr(eqn.outvars[-1].aval, "dtype", None)) is not None
             if operands and not counts and all(f is UNKNOWN for f in operands):

@@ -92,6 +92,10 @@ class Scope:
     """Scopes of the live equations that carry bodies, by equation index."""
     live: list[int] = field(default_factory=list, repr=False)
     """Indices of live equations, in order."""
+    places: dict[Any, list[int]] = field(default_factory=dict, repr=False)
+    """The same by primitive."""
+    unread: tuple[int, ...] = ()
+    """Which of the body's inputs no live equation reads, nor an output that somebody demands."""
     not_entered: list[tuple[int, compat_bodies.NotEntered]] = field(default_factory=list)
     _definitions: dict[Var, int | tuple[int, int]] = field(default_factory=dict, repr=False)
     """The equation of each variable, and which of its results where it has several."""

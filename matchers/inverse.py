@@ -156,7 +156,9 @@ def _integer_vectors(scope: Scope) -> Iterator[tuple[int, Var]]:
     for i in scope.live:  # of every equation: that most results are no vectors is found out here
         for var in eqns[i].outvars:
             shape = getattr(var.aval, "shape", None)
-            if shape and len(shape) <= 2 and _is_index(var):
+            if not shape or len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
+                continue
+            if limits(var.aval.dtype) is not None:
                 yield i, var
 
 

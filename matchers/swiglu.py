@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..compat.primitives import primitive
 from .graph import OUTPUT, Scope
 from .grouped_gemm import GroupedGemm, grouped_gemm
 
+_PASSED = ("convert_element_type_p", "name_p", "split_p", "slice_p", "logistic_p", "jit_p")
 _FAR = 24
 """Equations after a GEMM among which its activation is looked for."""
 
@@ -69,7 +70,7 @@ def find_swiglu(scope: Scope, index: int) -> SwiGlu | None:
     if grouped_gemm(scope.eqns[index]) is None:
         return None
     near: SwiGlu | None = None
-    for product in _products_after(scope, index):
+    for product in products_after(scope, index):
         eqn = scope.eqns[product]
         for a, b in (eqn.invars, eqn.invars[::-1]):
             found = _activation(scope, product, a, b)
@@ -123,8 +124,15 @@ def narrower(dtype: Any, than: Any) -> bool:
     return bool(one.nmant < other.nmant or one.maxexp < other.maxexp)
 
 
-def _products_after(scope: Scope, index: int) -> Iterator[int]:
-    """Products that what a GEMM made goes into, through casts, cuts, names and activations."""
+def products_after(scope: Scope, index: int, through: Sequence[str] = ()) -> Iterator[int]:
+    """Products that what a GEMM made goes into, through casts, cuts, names and activations.
+
+    Args:
+      scope: the body.
+      index: the GEMM's equation.
+      through: names of further primitives to go through.
+    """
+    passed = {primitive(p) for p in (*_PASSED, *through)}
     seen: set[int] = set()
     waiting = list(scope.eqns[index].outvars)
     while waiting and len(seen) < _FAR:
@@ -135,14 +143,27 @@ def _products_after(scope: Scope, index: int) -> Iterator[int]:
             eqn = scope.eqns[reader]
             if eqn.primitive is primitive("mul_p"):
                 yield reader
-            elif not _is_passed(eqn):
+            elif eqn.primitive not in passed:
                 continue
             waiting.extend(v for v in eqn.outvars if not jaxprs.is_dropped(v))
 
 
-def _is_passed(eqn: Eqn) -> bool:
-    passed = ("convert_element_type_p", "name_p", "split_p", "slice_p", "logistic_p", "jit_p")
-    return any(eqn.primitive is primitive(p) for p in passed)
+def silu_behind(scope: Scope, atom: Atom) -> Atom | None:
+    """What an atom is SiLU of, but for casts."""
+    return _silu(scope, _behind_casts(scope, atom)[0])
+
+
+def stopped_at(scope: Scope, atom: Atom) -> int | None:
+    """The equation that an atom comes from, seen through casts, names and the cut of a half.
+
+    None where it is a grouped GEMM, or of no equation of this body.
+    """
+    part = _behind_casts(scope, atom)[0]
+    cut = _cut(scope, part)
+    if cut is not None:
+        part = _behind_casts(scope, cut[2])[0]
+    made = None if jaxprs.is_literal(part) else scope.definition(part)
+    return None if made is None or grouped_gemm(scope.eqns[made[0]]) is not None else made[0]
 
 
 def _activation(scope: Scope, product: int, gate: Atom, up: Atom) -> SwiGlu | None:

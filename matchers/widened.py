@@ -27,6 +27,10 @@ _MOST = 400
 """Operations that are followed from one conversion."""
 
 
+_FEW = 32
+"""Operations of a body that is looked through by itself for each conversion in it."""
+
+
 @dataclass(frozen=True)
 class Trouble:
     """Why the array has to be widened whole."""
@@ -103,21 +107,46 @@ def find_widened(scope: Scope, index: int) -> Widened | None:
 
 
 def may_be_cut(scope: Scope, var: Var) -> bool:
-    """Whether what moves a value's elements cuts them, or may by a call or a join with others."""
+    """Whether what moves a value's elements cuts them, or may by a join with others."""
+    if len(scope.live) > _FEW and var not in _read_by_moves(scope):
+        return False  # nearly all: asked of every conversion of a program
     waiting, seen = [var], 0
-    eqns, may_move, whole = scope.eqns, _moves_or_calls(), _keep_whole()
+    eqns, may_move = scope.eqns, _moves_or_calls()
     while waiting:
         for reader in scope.readers(waiting.pop()):
             if reader == OUTPUT or eqns[reader].primitive not in may_move:
-                continue  # nearly all: asked of every conversion of a program
+                continue
             if not _only_moves(scope, reader):
                 continue
             eqn = eqns[reader]
             seen += 1
-            if eqn.primitive not in whole or seen > _MOST:
+            if _cuts_or_joins(scope, reader) or seen > _MOST:
                 return True
             waiting += eqn.outvars
     return False
+
+
+def _read_by_moves(scope: Scope) -> set[Var]:
+    """What operations that may only move elements read."""
+    known: set[Var] | None = scope.memo.get("read by moves")
+    if known is None:
+        eqns, places = scope.eqns, scope.places
+        readers = (eqns[i] for kind in _moves_or_calls() for i in places.get(kind, ()))
+        known = {a for eqn in readers for a in eqn.invars if not jaxprs.is_literal(a)}
+        scope.memo["read by moves"] = known
+    return known
+
+
+def _cuts_or_joins(scope: Scope, index: int) -> bool:
+    """Whether an equation that only moves elements cuts or joins arrays, or its body does."""
+    if scope.eqns[index].primitive is not primitive("jit_p"):
+        return scope.eqns[index].primitive not in _keep_whole()
+    inside = scope.inside(index)
+    if inside is None:
+        return True
+    child = inside[0]
+    arrays = (i for i in child.live if child.eqns[i].outvars[0].aval.shape)
+    return any(_cuts_or_joins(child, i) for i in arrays)
 
 
 class _Search:

@@ -180,8 +180,10 @@ def _suggest(match: Match) -> Suggestion:
     alike = index.dtype == out.dtype and not (index.weak_type or out.weak_type)
     if not alike or text == "{index}" or not fact.within(0, size - 1):
         return Suggestion(said)
-    taken = Edit("call", text.replace("{index}", "{1}"), ("take",), 2, (("axis", (0, None)),))
-    return Suggestion(said, (Edit("subscript", text), taken))
+    given = f"of {size} elements, the table holds {text.format(index='i', lax='lax')} at i"
+    keywords = (("axis", (0, None)),)
+    taken = Edit("call", text.replace("{index}", "{1}"), ("take",), 2, keywords, given)
+    return Suggestion(said, (Edit("subscript", text, given=given), taken))
 
 
 def before(scores: jax.Array) -> jax.Array:

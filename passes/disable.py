@@ -11,12 +11,6 @@ from . import registry
 _ADDRESS = re.compile(r"(?P<name>[^@]*)@(?P<path>.*)#(?P<number>[1-9][0-9]*)", re.S)
 
 
-UNADDRESSED = (
-    "several equations can have this address, so that `disable=` doesn't take it: it takes the "
-    "pass as a whole, or relower.keep(…) around what is to stay"
-)
-"""Of a site whose address has ``?`` for a number."""
-
 DISABLED = "disabled"
 """The code of the reason for which a site that is turned off is declined."""
 

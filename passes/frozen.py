@@ -28,7 +28,8 @@ class Frozen:
     Attributes:
       leaves: a regex, searched for in each leaf's path as ``jax.tree_util.keystr`` writes it with
         ``simple=True, separator="/"`` (``layers/router/kernel``); a function of that path that
-        returns a bool; or a tree of bools of the gradients' structure, True where frozen.
+        returns a bool; or a tree of bools, True where frozen, of the gradients' structure or a
+        prefix of it, as of ``in_axes``: a bool in place of a subtree stands for all its leaves.
       grads: takes the function's output and returns the gradients in it. By default the whole
         output is the gradients, as that of ``jax.grad(loss)`` is.
 
@@ -86,7 +87,7 @@ def declared(frozen: Any) -> Frozen | None:
     if isinstance(frozen, bool):
         raise TypeError(
             f"frozen: found {frozen!r}, which names no leaf; wanted a regex, a function of a path, "
-            f"or a tree of True and False (Frozen({frozen!r}), where the output is one array)"
+            f"or a tree of True and False (Frozen({frozen!r}), for all of the output)"
         )
     return frozen if frozen is None or isinstance(frozen, Frozen) else Frozen(frozen)
 
@@ -127,6 +128,8 @@ class Request:
     outputs: tuple[str, ...] = ()
     """Paths of the output leaves, in order; may be empty."""
     finite_grads: bool = False
+    again: bool = False
+    """Whether the program was judged before its last rewrite: only what is to go counts."""
 
 
 def request(
@@ -195,12 +198,12 @@ def _resolve(frozen: Frozen, out: Any, out_tree: Any) -> list[Declared]:
             "leaves of the output; wanted a part of it, as in lambda out: out[1]"
         )
     names = paths(grads)
-    chosen = _chosen(frozen.leaves, names, jax.tree.structure(grads))
+    chosen = _chosen(frozen.leaves, names, grads)
     told = frozen.grads is not _whole
     return [Declared(n, i, told) for n, i, c in zip(names, leaves, chosen, strict=True) if c]
 
 
-def _chosen(leaves: Any, names: Sequence[str], structure: Any) -> list[bool]:
+def _chosen(leaves: Any, names: Sequence[str], grads: Any) -> list[bool]:
     if isinstance(leaves, str):
         chosen = [re.search(leaves, name) is not None for name in names]
         what = f"the regex {leaves!r}"
@@ -208,13 +211,14 @@ def _chosen(leaves: Any, names: Sequence[str], structure: Any) -> list[bool]:
         chosen = [_asked(leaves, name) for name in names]
         what = "the function"
     else:
-        found = jax.tree.structure(leaves)
-        if found != structure:
+        try:
+            return list(jax.tree.leaves(jax.tree.broadcast(leaves, grads)))
+        except ValueError:
             raise ValueError(
-                f"frozen: the tree of bools has the structure {_shown(found)}; wanted that of the "
-                f"gradients, {_shown(structure)}"
-            )
-        return list(jax.tree.leaves(leaves))
+                f"frozen: the tree of bools has the structure {_shown(jax.tree.structure(leaves))};"
+                f" wanted that of the gradients, or a prefix of it, "
+                f"{_shown(jax.tree.structure(grads))}"
+            ) from None
     if not any(chosen):
         shown = ", ".join(names[:_PATHS_SHOWN]) + (", …" if len(names) > _PATHS_SHOWN else "")
         raise ValueError(f"frozen: {what} matches none of {len(names)} leaves: {shown}")

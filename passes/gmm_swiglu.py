@@ -37,6 +37,7 @@ from ..kernels.grouped_swiglu.api import grouped_swiglu
 from ..kernels.grouped_swiglu.problem import LANES
 from ..matchers.graph import Scope
 from ..matchers.grouped_gemm import grouped_gemms, unnamed_param
+from ..matchers.near_swiglu import near_swiglu
 from ..matchers.pattern import Mismatch
 from ..matchers.swiglu import SwiGlu, alike, find_swiglu, narrower
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
@@ -52,7 +53,7 @@ def _find(scope: Scope, index: int) -> Match | Mismatch | None:
         found = repr(scope.eqns[index].params[name])
         return Mismatch(("ragged_dot_general", f"param {name}"), found, "no such param")
     site = find_swiglu(scope, index)
-    return None if site is None else Match(scope, index, {"site": site})
+    return near_swiglu(scope, index) if site is None else Match(scope, index, {"site": site})
 
 
 def _site(match: Match) -> SwiGlu:

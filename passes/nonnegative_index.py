@@ -21,6 +21,7 @@ from jax import lax
 from ..compat import jaxprs
 from ..compat.mesh_types import differs_only_in_mesh, told_apart
 from ..compat.tracing import primitive
+from ..matchers.fact import limits
 from ..matchers.graph import Scope
 from ..matchers.in_kernel import in_kernel
 from ..matchers.pattern import Captures, Mismatch
@@ -35,8 +36,9 @@ def _select_n() -> Any:
 
 def _find(scope: Scope, index: int) -> Match | Mismatch | None:
     captures: Captures = {}
-    if jaxprs.is_literal(scope.eqns[index].invars[1]):
-        return None  # of constants only, which any compiler folds
+    chosen = scope.eqns[index].invars[1]
+    if jaxprs.is_literal(chosen) or limits(chosen.aval.dtype) is None:
+        return None  # of constants only, which any compiler folds; or of what is no index
     # A select of another kind is no near miss of this one, so a mismatch is not reported.
     if wrapped_index().match_equation(scope, index, captures) is not None:
         return None
@@ -77,8 +79,10 @@ def _suggest(match: Match) -> Suggestion:
     said = "say that the index isn't negative: `x.at[i].get(wrap_negative_indices=False)`"
     if in_kernel(match.scope) is not False:
         return Suggestion(said)
-    read = Edit("subscript", "{value}.at[{index}].get(wrap_negative_indices=False)")
-    written = Edit("call", "{call}, wrap_negative_indices=False)", ("at[].*",))
+    given = "the index is never negative"
+    text = "{value}.at[{index}].get(wrap_negative_indices=False)"
+    read = Edit("subscript", text, given=given)
+    written = Edit("call", "{call}, wrap_negative_indices=False)", ("at[].*",), given=given)
     return Suggestion(said, (read, written))
 
 

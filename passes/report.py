@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..lowering.words import UNADDRESSED
 from .base import FrozenLeaf, Site, Status
-from .disable import UNADDRESSED
 from .frozen_tree import frozen_tree
 
 SCHEMA = "relower.report/1"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 
@@ -12,7 +12,9 @@ class Edit:
 
     The template is Python. ``{value}`` and ``{index}`` are the parts of a subscript, ``{0}`` and
     ``{1}`` the arguments of a call, ``{call}`` a call without its closing parenthesis; ``{lax}``
-    and ``{jnp}`` are what the file calls `jax.lax` and `jax.numpy`.
+    and ``{jnp}`` are what the file calls `jax.lax` and `jax.numpy`. ``{0}`` may stand in it several
+    times, the first to be evaluated first; ``{new:bits}`` is a name that the file doesn't have.
+    What depends on a shape is to be read from the arguments, so that the text is right for others.
     """
 
     form: Literal["subscript", "call"]
@@ -23,6 +25,8 @@ class Edit:
     """Of a call: how many positional arguments it has; None for any."""
     keywords: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     """Of a call: keywords that it may have, with the values that change nothing."""
+    given: str = field(default="", compare=False)
+    """What is known of the values here, and would make the text wrong where it isn't so."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

@@ -26,7 +26,7 @@ CHUNK = 1000
 ENOUGH = 1000
 """Programs from which on a pass that never applied, or was never declined, is a fault."""
 LOWER_EVERY = 100
-"""Of so many seeds, one is lowered for a TPU, too."""
+"""Of so many seeds from the first on, the first that is a program is lowered for a TPU, too."""
 MOST_LOST = 0.15
 """The share of seeds that may turn out to be no program, or one of which nothing can be said."""
 
@@ -187,6 +187,7 @@ class _Run:
         while first < end and self._goes_on():
             request = {"first": first, "count": end - first, "until": self._until,
                        "passes": list(self._asked.passes),
+                       "origin": self._asked.seed,
                        "lower_every": self._asked.lower_every}  # fmt: skip
             for one in self._answers(request):
                 with self._lock:

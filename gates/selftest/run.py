@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from ...lowering.errors import InputError
+from ...lowering.scratch import scratch
 from ..child import ChildFailed, Job, run
 from ..parallel import in_order
 from .elsewhere import CIRCUMSTANCES, lowerings
@@ -46,7 +46,7 @@ def selftest(
     if specs:
         names, tasks = _of_cases(specs, sites, timeout)
         return _score(in_order(tasks, jobs, lambda i: note(names[i])), specs)
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with scratch() as folder:
         first, *others = lowerings(Path(folder), timeout)
         names, tasks = _of_modules(sites, timeout)
         names += [f"{c.name}" for c in CIRCUMSTANCES]

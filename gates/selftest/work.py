@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from ...lowering.scratch import scratch
 
 
 def do(request: dict[str, Any]) -> Any:
@@ -27,7 +28,7 @@ def _source(request: dict[str, Any], options: dict[str, Any]) -> Any:
     from .sources import HOISTED, MUTANTS, judged
 
     mutants = (HOISTED,) if options["part"] == "hoisted" else MUTANTS
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with scratch() as folder:
         return [
             row.to_json()
             for program in options["programs"]

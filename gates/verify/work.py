@@ -60,7 +60,7 @@ def _verified(
             again=options["again"],
         )
     except Exception as error:
-        raise untraced(request["spec"], error) from error
+        raise untraced(request["spec"], error, chosen.mesh is not None) from error
     return found.to_json()
 
 

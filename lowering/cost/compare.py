@@ -79,13 +79,18 @@ class Comparison:
         return self.after > self.before
 
 
-def compare(a: Cost, b: Cost) -> Comparison:
+def compare(a: Cost, b: Cost, names: tuple[str, str] = ("A", "B")) -> Comparison:
     """Compares two costs on the rung that both stand on.
 
     Cycles of different rungs, targets, clocks or compilers are not compared. Work that no rung has
     a figure for (SparseCore calls, copies that overlap) is left out on both sides.
+
+    Args:
+        a: before.
+        b: after.
+        names: what `Comparison.unlike` calls the two.
     """
-    unlike = _unlike(a, b)
+    unlike = _unlike(a, b, *names)
     if unlike is not None:
         return Comparison(a, b, (), unlike)
     sources = ({op.source for op in cost.ops if op.source} for cost in (a, b))
@@ -107,16 +112,22 @@ def compare(a: Cost, b: Cost) -> Comparison:
     return Comparison(a, b, tuple(groups), None)
 
 
-def _unlike(a: Cost, b: Cost) -> str | None:
+def _unlike(a: Cost, b: Cost, one: str, other: str) -> str | None:
     if a.target != b.target:
-        return f"A is for {a.target}, B for {b.target}"
+        return f"{one} is for {a.target}, {other} for {b.target}"
     if dict(a.versions) != dict(b.versions):
-        return f"A was compiled by libtpu {a.versions['libtpu']}, B by {b.versions['libtpu']}"
+        return f"{one} was compiled by {_compiler(a, b)}, {other} by {_compiler(b, a)}"
     if a.rung != b.rung:
-        return f"A's figures stand on the rung '{a.rung}', B's on '{b.rung}'"
+        return f"{one}'s figures stand on the rung '{a.rung}', {other}'s on '{b.rung}'"
     if a.rung not in CYCLE_RUNGS:
         return f"neither has cycles: both stand on the rung '{a.rung}'"
     return None
+
+
+def _compiler(cost: Cost, other: Cost) -> str:
+    """The versions that aren't the other's, as in ``libtpu 0.0.52``."""
+    theirs = other.versions
+    return ", ".join(f"{k} {v}" for k, v in cost.versions.items() if theirs.get(k) != v)
 
 
 def _by_source(op: OpCost) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..compile import Compiled, CompileFailed, StagedModule, compile_staged
 from ..process import Limits
+from ..scratch import scratch
 from ..words import agreeing, plural
 from . import bundles as final_bundles
 from . import profile
@@ -58,13 +58,13 @@ def measure(
         raise answer.failure.of(staged.name)
     assert answer.compiled is not None
     assert answer.figures is not None
-    notes = [*answer.notes, *(cache.troubles if cache is not None else ())]
+    notes = [*answer.notes, *staged.notes, *(cache.troubles if cache is not None else ())]
     return build_cost(staged, answer.compiled, answer.figures, notes)
 
 
 def climb(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
     """Compiles a program as far up the ladder as it goes; a failure is an answer too."""
-    with tempfile.TemporaryDirectory(prefix="relower-") as parent:
+    with scratch() as parent:
         profiles, dump = Path(parent, "profiles"), Path(parent, "bundles")
         profiles.mkdir()
         dump.mkdir()
@@ -99,7 +99,7 @@ def climb(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
 
 def without_analysis(staged: StagedModule, limits: Limits, bundles: bool) -> Answer:
     """Compiles a program once, for its counts and memory."""
-    with tempfile.TemporaryDirectory(prefix="relower-") as folder:
+    with scratch() as folder:
         dump = Path(folder)
         flags = final_bundles.flags(dump) if bundles else []
         try:

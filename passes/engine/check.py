@@ -6,7 +6,7 @@ Pallas kernels, so this module does, outside in, each body under the context it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...compat import bodies as compat_bodies
@@ -20,7 +20,9 @@ class IllFormed(Exception):
     """A jaxpr that no rewrite may leave behind: a fault in a pass, never in the user's program."""
 
 
-def check_rewritten(new: Body, old: Body, *, retyped: bool = False) -> None:
+def check_rewritten(
+    new: Body, old: Body, *, retyped: bool = False, copies: Collection[int] = ()
+) -> None:
     """Check a body against the one it was made from.
 
     Equations that both share were checked when jax traced them. Scoping and effects are checked
@@ -30,6 +32,8 @@ def check_rewritten(new: Body, old: Body, *, retyped: bool = False) -> None:
       new: the rewritten body; its nested bodies have been checked before.
       old: the original.
       retyped: whether types may differ in their varying axes.
+      copies: new equations, by identity, that differ in nothing but the names of their variables
+        from others that `check_equations` has seen.
 
     Raises:
       IllFormed: with what was found and what was wanted.
@@ -40,12 +44,21 @@ def check_rewritten(new: Body, old: Body, *, retyped: bool = False) -> None:
     _check_same_effects(new, old)
     before = jaxprs.opened(old).eqns
     known = {id(eqn) for eqn in before}
+    known.update(copies)
     fresh = [eqn for eqn in jaxprs.opened(new).eqns if id(eqn) not in known]
     made = {eqn.outvars[0]: eqn for eqn in before if eqn.outvars} if fresh else {}
-    fresh = _without_repeats(eqn for eqn in fresh if not _typed_alike(eqn, made))
+    check_equations(_without_repeats(eqn for eqn in fresh if not _typed_alike(eqn, made)))
+
+
+def check_equations(eqns: Sequence[Eqn]) -> None:
+    """Check types and boundaries of equations, under the context that they were traced in.
+
+    Raises:
+      IllFormed: with what was found and what was wanted.
+    """
     # jax's rule for an equation with bodies checks those bodies again, at every level of nesting.
-    _check_types([eqn for eqn in fresh if not compat_bodies.carried(eqn).entered])
-    for eqn in fresh:
+    _check_types([eqn for eqn in eqns if not compat_bodies.carried(eqn).entered])
+    for eqn in eqns:
         check_boundaries(eqn)
 
 
@@ -63,10 +76,7 @@ def check_stripped(new: Body, old: Body) -> None:
     _check_effects(new)
     _check_same_effects(new, old)
     known = {id(eqn) for eqn in jaxprs.opened(old).eqns}
-    fresh = [eqn for eqn in jaxprs.opened(new).eqns if id(eqn) not in known]
-    _check_types([eqn for eqn in fresh if not compat_bodies.carried(eqn).entered])
-    for eqn in fresh:
-        check_boundaries(eqn)
+    check_equations([eqn for eqn in jaxprs.opened(new).eqns if id(eqn) not in known])
 
 
 def _typed_alike(eqn: Eqn, made: Mapping[Var, Eqn]) -> bool:

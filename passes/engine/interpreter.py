@@ -21,7 +21,7 @@ from ...compat.source import is_kept
 from ...matchers.facts import Splice
 from ...matchers.graph import Scope
 from ..base import Accepted, Match, Reason, Replacement, SiteDeclined
-from .check import check_rewritten
+from .check import check_equations, check_rewritten
 from .order import order_of
 from .retype import Retyper
 from .sharing import trace_key, varying_at_least, what_is_done
@@ -122,6 +122,7 @@ class Interpreter:
         self.renames.append(renamed)
         sites = self._by_scope.get(id(scope), {})
         changed = False
+        first = len(self.splices)
         try:
             for index in order_of(jaxpr.eqns, sites):
                 eqn = jaxpr.eqns[index]
@@ -149,11 +150,13 @@ class Interpreter:
         was_live, before = _live(jaxpr.eqns, jaxpr.outvars)
         if scope.in_kept:
             was_live = set()
-        gone = _without_a_successor(jaxpr.eqns, sites, emitted, renamed)
+        spliced = [eqn for splice in self.splices[first:] for eqn in splice.eqns]
+        gone = _without_a_successor(jaxpr.eqns, sites, spliced, renamed)
         eqns, after = _prune(was_live, places, emitted, outvars, gone)
         _check_unused_readers(gone, after)
         body = jaxprs.rebuild(scope.body, eqns=eqns, outvars=outvars)
-        check_rewritten(body, scope.body, retyped=retyper.active)
+        copies = set(map(id, spliced))
+        check_rewritten(body, scope.body, retyped=retyper.active, copies=copies)
         unread = frozenset(
             i for i, v in enumerate(jaxprs.invars(body)) if v in before and v not in after
         )
@@ -208,7 +211,7 @@ class Interpreter:
             return []
         traced = self._traced(site, operands, fn or _as_they_are)
         new, values = tracing.splice(traced, operands, eqn, replacement.results)
-        self.splices.append(Splice(traced, operands, new))
+        self.splices.append(Splice(traced, operands, new, replacement.results))
         self.replaced.append((site, new))
         if len(values) != len(replacement.results):
             raise ValueError(
@@ -234,9 +237,9 @@ class Interpreter:
         if known is None:
             self._keep.extend(eqns)
             axes = [vma.varying(v.aval) for v in replacement.results]
-            known = self._traces[key] = tracing.trace_replacement(
-                varying_at_least(fn, axes), operands, site.match.eqn
-            )
+            known = tracing.trace_replacement(varying_at_least(fn, axes), operands, site.match.eqn)
+            check_equations(known.eqns)
+            self._traces[key] = known
         return known
 
     def _narrow(self, body: Body, dropped: frozenset[int]) -> Body:
@@ -303,7 +306,7 @@ def _stays(eqn: Eqn) -> bool:
 def _without_a_successor(
     eqns: Sequence[Eqn],
     sites: Mapping[int, Accepted],
-    emitted: Sequence[Eqn],
+    spliced: Sequence[Eqn],
     renamed: Mapping[Var, Atom],
 ) -> dict[Var, Accepted]:
     """Results of replaced equations that no replacement gives, each with its site."""
@@ -315,7 +318,7 @@ def _without_a_successor(
         if v not in renamed
     }
     if found:
-        for eqn in emitted:
+        for eqn in spliced:  # no other equation binds what these bound
             for v in eqn.outvars:
                 found.pop(v, None)
     return found

@@ -177,7 +177,7 @@ class _Rewriting:
         What a user asked for was found before they began: only what applies now is added.
         """
         for p in self.whole:
-            judged = judge_whole(p, self.flow, Request(), self.told)
+            judged = judge_whole(p, self.flow, Request(again=True), self.told)
             if judged.closed is not self.closed:
                 done = [i for i, s in enumerate(judged.sites) if s.status is Status.APPLIED]
                 self.taken_out += [judged.sites[i] for i in done]

@@ -7,7 +7,7 @@ is offered only where all of them were rewritten, and in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...compat.source import source_span
 from ...matchers.graph import Scope
 from ..base import Match, Pass, Replacement, Site, Status
 from ..report import Report
-from ..suggestion import Span, Suggestion
+from ..suggestion import Edit, Span, Suggestion
 
 _Instance = tuple[int, int]
 """An equation in one context: the scope's id, and where in it."""
@@ -91,12 +91,16 @@ class Suggesting:
         return replace(report, sites=sites, expressions=tuple(self._expressions()))
 
     def _expressions(self) -> Iterator[dict[str, Any]]:
-        """Each expression of an applied site, with its edits, or why it is left as it is."""
+        """Each expression of an applied site, with its edits, or why it is left as it is.
+
+        Of the others that were looked at, that they were, without a pass.
+        """
         told: set[tuple[Span, str]] = set()
         for (span, primitive), instances in self._looked_at.items():
             done = [self._done.get(i) for i in instances]
             names = dict.fromkeys(d[0] for d in done if d is not None)
             if not names:
+                yield _told(None, span, (), None)
                 continue
             edits = dict.fromkeys(d[1].edits for d in done if d is not None)
             why = None
@@ -108,18 +112,26 @@ class Suggesting:
                 why = "the change isn't mechanical"
             name = next(iter(names))
             told.update((span, n) for n in names)
-            yield {
-                "pass": name,
-                "span": span.to_json(),
-                "edits": [] if why else [e.to_json() for e in next(iter(edits))],
-                "why": why,
-            }
+            givens = (e.given for d in done if d is not None for e in d[1].edits)
+            yield _told(name, span, () if why else next(iter(edits)), why, givens)
         for name, said in self._done.values():
             for span in said.spans:
                 if said.edits and (span, name) not in told:
                     told.add((span, name))
                     why = "it was rewritten after something else had been"
-                    yield {"pass": name, "span": span.to_json(), "edits": [], "why": why}
+                    yield _told(name, span, (), why)
+
+
+def _told(
+    name: str | None, span: Span, edits: Sequence[Edit], why: str | None, given: Iterable[str] = ()
+) -> dict[str, Any]:
+    return {
+        "pass": name,
+        "span": span.to_json(),
+        "edits": [e.to_json() for e in edits],
+        "why": why,
+        "given": [text for text in dict.fromkeys(given) if text],
+    }
 
 
 def _root(scope: Scope) -> Scope:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,11 @@ from ...matchers.graph import Scope
 from ..base import Accepted, Match, Pass, Site
 from .gathered import alike
 from .judge import Told, judge, sizes_known
+
+_FEW = 32
+"""Equations of a body that are looked through one by one for candidates."""
+
+_first = operator.itemgetter(0)
 
 Place = tuple[int, int]
 """A scope, by identity, and the index of an equation in it."""
@@ -79,8 +85,8 @@ def _match(
     found: dict[tuple[Place, str], tuple[Scope, Site]] = {}
     symbolic = not sizes_known(_whole_inputs(flow.root.body))  # no other size is made of them
     for scope in flow.scopes:
-        for index in scope.live:
-            for p in by_root.get(scope.eqns[index].primitive, ()):
+        for index, root in _candidates_of(scope, by_root):
+            for p in by_root[root]:
                 verdict = judge(p, scope, index, told, symbolic)
                 if verdict is None:
                     continue
@@ -89,7 +95,7 @@ def _match(
                 found[key, p.name] = scope, site
                 if taking is not None:
                     accepted[key] = taking
-                    rivals = by_root[scope.eqns[index].primitive]
+                    rivals = by_root[root]
                     later = [r for r in rivals[rivals.index(p) + 1 :] if r.name not in taken]
                     taken.update(_candidates(later, scope, index))
                     break
@@ -100,6 +106,16 @@ def _match(
     for key in waiting:
         del found[key, kept.pop(key).rewrite.name]
     return kept, {key: site for key, site in found.items() if key[0][0] not in gone}
+
+
+def _candidates_of(scope: Scope, roots: Collection[Any]) -> list[tuple[int, Any]]:
+    """The live equations of a scope that are of one of the primitives ``roots``, in order."""
+    if len(scope.live) <= _FEW:
+        eqns = scope.eqns
+        return [(i, eqns[i].primitive) for i in scope.live if eqns[i].primitive in roots]
+    found = [(i, root) for root in roots for i in scope.places.get(root, ())]
+    found.sort(key=_first)
+    return found
 
 
 def _whole_inputs(body: Body) -> Iterable[Any]:

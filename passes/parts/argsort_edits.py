@@ -8,6 +8,7 @@ from ...matchers.argsort import Argsort
 from ...matchers.graph import Scope
 from ...matchers.key_range import KeyRange
 from ..suggestion import Edit
+from .packed_word import WORD_BITS
 
 _KEYWORDS = (("stable", (True,)), ("axis", (0, -1)))
 
@@ -16,20 +17,24 @@ def packed_edits(scope: Scope, argsort: Argsort, found: KeyRange) -> tuple[Edit,
     """``jnp.argsort(key)`` as an unstable sort of one word; none where the site is another."""
     if not _plain(scope, argsort) or found.lo != 0 or not found.slot_bits:
         return ()
-    b, n = found.slot_bits, argsort.length
-    mask = 2**b - 1
-    word = f"({{0}}.astype({{jnp}}.uint32) << {b}) | {{lax}}.iota({{jnp}}.uint32, {n})"
-    text = f"({{lax}}.sort({word}, is_stable=False) & {mask}).astype({{jnp}}.int32)"
-    return (Edit("call", text, ("argsort",), 1, _KEYWORDS),)
+    bits = "({new:bits} := ({0}.size - 1).bit_length())"
+    key = "{0}.astype({jnp}.uint32)"
+    word = f"({key} << {bits}) | {{lax}}.iota({{jnp}}.uint32, {{0}}.size)"
+    sort = f"{{lax}}.sort({word}, is_stable=False)"
+    text = f"({sort} & ((1 << {{new:bits}}) - 1)).astype({{jnp}}.int32)"
+    most = 2 ** (WORD_BITS - found.key_bits)
+    given = f"keys in [0, {found.hi}], at most {most:,} rows"
+    return (Edit("call", text, ("argsort",), 1, _KEYWORDS, given),)
 
 
 def pairs_edits(scope: Scope, argsort: Argsort, num_keys: int) -> tuple[Edit, ...]:
     """``jnp.argsort(key)`` as an unstable sort of keys and positions."""
     if not _plain(scope, argsort):
         return ()
-    pairs = f"({{0}}, {{lax}}.iota({{jnp}}.int32, {argsort.length}))"
+    pairs = "({0}, {lax}.iota({jnp}.int32, {0}.size))"
     text = f"{{lax}}.sort({pairs}, num_keys={num_keys}, is_stable=False)[1]"
-    return (Edit("call", text, ("argsort",), 1, _KEYWORDS),)
+    given = "the keys are a permutation" if num_keys == 1 else ""
+    return (Edit("call", text, ("argsort",), 1, _KEYWORDS, given),)
 
 
 def _plain(scope: Scope, argsort: Argsort) -> bool:

@@ -15,6 +15,7 @@ from ...compat.source import call_stack
 from ...matchers.dataflow import Dataflow
 from ...matchers.demand import Demand, Demands
 from ...matchers.graph import Scope
+from ...matchers.idle import none_idle
 from ...matchers.unchanged import unchanged
 from ...matchers.value_walk import Place, Walk, Walker, backward
 from ...matchers.weight_gradient import (
@@ -27,7 +28,7 @@ from ...matchers.weight_gradient import (
 )
 from ..frozen import Declared, Request
 from .frozen_cost import Spent, spent
-from .frozen_masks import Cutter, masks
+from .frozen_masks import Cutter, any_mask, masks
 from .frozen_told import Told
 
 READERS_SHOWN = 3
@@ -68,8 +69,12 @@ class Judged:
 
 def judge(flow: Dataflow, request: Request) -> Judged | None:
     """Judge a program; None where it has no backward pass and nothing is declared."""
+    if not flow.root.eqns:
+        return None
+    if request.again and not any_mask(flow) and none_idle(flow, makers()):
+        return None  # what nothing needs in the end is what nothing reads at all, which is gone
     made, kernels = transposed_makers(flow), transposed_kernels(flow)
-    if not flow.root.eqns or not (made or kernels or request.leaves):
+    if not (made or kernels or request.leaves):
         return None
     return _Judge(flow, request, made, kernels).run()
 

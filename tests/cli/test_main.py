@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from relower.cli.main import COMMANDS, main
+from relower.lowering.scratch import scratch
 
 CASES = Path(__file__).parent.parent / "gates" / "cases.py"
 
@@ -450,6 +452,31 @@ def test_interrupted(number, code):
         os.kill(int(Path("begun").read_text()), 0)
 
 
+def test_killed(tmp_path, monkeypatch):
+    """It can end nothing itself: the child sees to it, and the next run takes its folder away."""
+    Path("begun").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "relower.cli.main", "lower", "cases.py:sleeps"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment) as run:
+        while not Path("begun").exists():
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.kill()
+    for _ in range(100):
+        try:  # one that nobody collects is left as a name
+            if ") Z" in Path("/proc", Path("begun").read_text(), "stat").read_text():
+                break
+        except OSError:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the child goes on")
+    assert list(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch() as own:
+        assert [p.name for p in tmp_path.iterdir()] == [Path(own).name]
+
+
 def test_control_characters_do_not_reach_the_terminal(capfd):
     from dataclasses import replace
 
@@ -522,7 +549,7 @@ def test_explain_suggest(capfd, parsed, tmp_path, monkeypatch):
     out, _ = said(capfd, *arguments, "--suggest", code=0)
     assert "in the source: sort one word of key and position: the keys lie in [0, 7]" in out
     assert "patch: 1 expression\n" in out
-    assert "the patched files lower to the same program (level dataflow)" in out
+    assert "the patched files lower to the same program (level dataflow): f\n" in out
     assert "--- a/m.py\n+++ b/m.py\n" in out
     out, _ = said(capfd, *arguments, "--suggest", "--patch", "p.diff", "--json", code=0)
     report = parsed("report", out)
@@ -538,6 +565,99 @@ def test_explain_suggest(capfd, parsed, tmp_path, monkeypatch):
     assert "--suggest is for the files of the work tree" in err
     out, _ = said(capfd, *arguments, code=0)
     assert "in the source" not in out
+
+
+SEVERAL = """
+import jax, jax.numpy as jnp
+from jax import lax
+import relower
+
+def order(ids):
+    return jnp.argsort(ids)
+
+def step(s):
+    return order(jnp.argmax(s, -1))
+
+def unknown(s):
+    return order(s[:, 0])
+
+def of(fn, *shape):
+    return relower.case(jax.jit(fn), jax.ShapeDtypeStruct(shape, jnp.float32))
+
+def small(): return of(step, 40, 8)
+def large(): return {"wide": of(step, 96, 16)}
+def elsewhere(): return of(jnp.sin, 4)
+def broken(): return of(lambda s: s @ s, 4, 5)
+def train(): raise SystemExit("called")
+if FLOATS:
+    def floats(): return of(unknown, 40, 8)
+"""
+
+
+def test_a_patch_is_for_every_case_of_the_file(capfd, parsed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("m.py").write_text(SEVERAL.replace("FLOATS", "False"))
+    arguments = ["explain", "m.py:small", "--passes", "argsort_packed_key", "--suggest"]
+    out, _ = said(capfd, *arguments, "--json", code=0)
+    report = parsed("report", out)
+    assert "ids.size" in report["patch"]
+    assert report["patch_cases"] == [
+        {"case": "small", "differs": None}, {"case": "large[wide]", "differs": None}
+    ]  # fmt: skip
+    assert [one["case"] for one in report["patch_unchecked"]] == ["broken"]
+    assert [line.rpartition(": ")[2] for line in report["patch_given"]] == [
+        "keys in [0, 7], at most 536,870,912 rows",
+        "keys in [0, 15], at most 268,435,456 rows",
+    ]
+    assert not {"cases", "expressions"} & set(report)
+
+    Path("m.py").write_text(SEVERAL.replace("FLOATS", "True"))
+    out, _ = said(capfd, *arguments, "--cases", "floats", code=0)
+    assert "patch: 0 expressions\n" in out
+    assert "not in it: m.py:7: argsort_packed_key: in floats it isn't rewritten" in out
+    out, _ = said(capfd, *arguments, "--cases", "none", code=0)
+    assert "patch: 1 expression\n" in out
+    assert "(level dataflow): small\n" in out
+    assert "not held against it: floats: --cases leaves it out" in out
+    _, err = said(capfd, *arguments, "--cases", "flaots", code=2)
+    assert "--cases: no case 'flaots' beside small; wanted of large[wide], elsewhere" in err
+
+
+@pytest.mark.parametrize("command", ["explain", "lower", "bisect"])
+def test_the_contract_of_what_default_stands_for(capfd, parsed, tmp_path, monkeypatch, command):
+    """top_k's transpose is of the value contract: only by name, or where that is asked for."""
+    monkeypatch.chdir(tmp_path)
+    Path("m.py").write_text(
+        "import jax, jax.numpy as jnp, relower\n"
+        "def f(x): return jnp.sum(jax.lax.top_k(x, 2)[0] ** 2)\n"
+        "def case(): return relower.case(jax.grad(f), jnp.ones((16, 64)))\n"
+    )
+    more = ["--check", "bits"] if command == "bisect" else []
+    more += ["--passes", "default"] if command == "lower" else []
+    counts = []
+    for contract in ([], ["--contract", "value"]):
+        out, _ = said(capfd, command, "m.py:case", *more, *contract, "--json", code=0)
+        schema = {"explain": "report", "lower": "program"}.get(command, command)
+        found = parsed(schema, out)
+        counts.append({
+            "explain": lambda f: "top_k_scatter" not in f["passes"],
+            "lower": lambda f: "stablehlo.scatter" in f["ops"],
+            "bisect": lambda f: f["among"] < 2,
+        }[command](found))  # fmt: skip
+    assert counts == [True, False]
+    _, err = said(capfd, command, "m.py:case", *more, "--passes", "late_cast",
+                  "--contract", "value", code=2)  # fmt: skip
+    assert "--contract says what 'default' stands for: found --passes late_cast" in err
+    if command == "explain":
+        out, _ = said(capfd, command, "m.py:case", "--passes", "none", "--counts", code=0)
+        assert "0 applied, 0 declined" in out
+        out, _ = said(capfd, command, "m.py:case", "--contract", "value", "--counts", code=0)
+        assert re.search(r"^top_k_scatter +1 +0$", out, re.MULTILINE)
+        more = ["--passes", "none"]
+    if command != "bisect":
+        more = more if command == "explain" else []
+        _, err = said(capfd, command, "m.py:case", *more, "--contract", "value", code=2)
+        assert "--contract is for passes: found none, wanted --passes default" in err
 
 
 def test_a_single_site_is_turned_off_by_its_address(capfd):

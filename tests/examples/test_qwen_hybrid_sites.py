@@ -3,6 +3,8 @@
 A pass that stops to see its pattern in realistic code says nothing by itself: the counts do.
 """
 
+import io
+import sys
 import tomllib
 from collections import Counter
 from dataclasses import fields, replace
@@ -11,15 +13,32 @@ from pathlib import Path
 import pytest
 from qwen_hybrid import by_hand, cases, trainer
 from qwen_hybrid.config import BLOCK, REAL
+from rich.console import Console
 
 import relower
+from relower.cli import explain, gate
 from relower.gates.config import load_matrix
+from relower.gates.results import CellResult, GateResult
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+from literate import NEWEST, shown_of
 
 GATE = Path(cases.__file__).with_name("relower.toml")
 TOGETHER = GATE.with_name("together.toml")
 FROZEN = relower.Frozen(trainer.FROZEN, grads=lambda out: out[1])
 KINDS, FORWARD_AND_RECOMPUTED = 2, 2
 """Bodies of layers, one of each kind; and how often what isn't saved is in the program."""
+
+
+def page(name):
+    return (Path(__file__).parents[2] / name).read_text()
+
+
+def printed(show, *what):
+    """What a command prints in 80 columns."""
+    out = Console(file=io.StringIO(), width=80)
+    show(out, *what)
+    return out.file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +71,13 @@ def report():
 )
 def test_each_pass_finds_its_sites(report, name, count):
     assert report.counts().get(name) == count, str(report)
+
+
+@pytest.mark.skipif(not NEWEST, reason="the page shows the newest jax")
+def test_the_page_shows_the_counts(report):
+    command = "relower explain examples/qwen_hybrid/cases.py:real --contract rounding "
+    _, shown = shown_of(page("docs/qwen_hybrid.md"), command + "--frozen router --counts")
+    assert shown == printed(explain.counts, report.to_json(), "examples/qwen_hybrid/cases.py:real")
 
 
 def test_a_layer_by_itself_has_the_sites_of_the_model(report):
@@ -103,6 +129,16 @@ def test_all_that_is_by_hand_goes_together():
     ops = by_hand.by_hand(REAL, *by_hand.FORMS).ops
     changed = {f.name for f in fields(ops) if getattr(ops, f.name) != getattr(REAL.ops, f.name)}
     assert changed == {f.name for f in fields(ops)} - {"activated"}  # SwiGLU has no twin
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/qwen_hybrid.md"])
+def test_the_pages_show_what_the_matrix_prints_where_all_hold(name):
+    """That all do hold takes minutes to see: `.ci/flagship` runs the command itself."""
+    _, shown = shown_of(page(name), "relower gate examples/qwen_hybrid/relower.toml --jobs 2")
+    cells = load_matrix(GATE).cells
+    result = GateResult(tuple(CellResult(c, "holds", ()) for c in cells), (), total=len(cells))
+    assert shown == printed(gate.show, result)
+    assert result.closing == "45 of 45 identical, 14 of 14 controls differ"
 
 
 def test_the_numbers_have_a_cell_that_agrees_and_a_control():

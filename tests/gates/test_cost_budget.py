@@ -136,8 +136,8 @@ MISSING = "libtpu isn't installed: install relower[tpu]"
             "cycles <= 1x base",
             made({}),
             made(FULL),
-            "other: cycles <= 1x base can't be decided: A's figures stand on the rung 'salvaged', "
-            "B's on 'counts'",
+            "other: cycles <= 1x base can't be decided: base's figures stand on the rung "
+            "'salvaged', other's on 'counts'",
         ),
     ],
 )

@@ -50,7 +50,15 @@ MECHANICAL = {
         "argsort_packed_key",
         "def f(s):\n    return jnp.argsort(jnp.argmax(s, -1) + 0)",
         (ROWS,),
-        "((jnp.argmax(s, -1) + 0).astype(jnp.uint32) << 6) | lax.iota(jnp.uint32, 40)",
+        "((keys := (jnp.argmax(s, -1) + 0)).astype(jnp.uint32) << "
+        "(bits := (keys.size - 1).bit_length())) | lax.iota(jnp.uint32, keys.size), "
+        "is_stable=False) & ((1 << bits) - 1)).astype(jnp.int32)",
+    ),
+    "a key that has a name": (
+        "argsort_packed_key",
+        "def f(s):\n    ids, bits = jnp.argmax(s, -1), 3\n    return jnp.argsort(ids) + bits",
+        (ROWS,),
+        "(ids.astype(jnp.uint32) << (bits_1 := (ids.size - 1).bit_length()))",
     ),
     "keywords that change nothing": (
         "argsort_packed_key",
@@ -63,14 +71,14 @@ MECHANICAL = {
         "argsort_unique_pairs",
         "def f(x):\n    return jnp.argsort(x)",
         (F32,),
-        "lax.sort((x, lax.iota(jnp.int32, 40)), num_keys=2, is_stable=False)[1]",
+        "lax.sort((x, lax.iota(jnp.int32, x.size)), num_keys=2, is_stable=False)[1]",
     ),
     "a permutation": (
         "inverse_permutation",
         "def f(x):\n    order = lax.sort((x, lax.iota(jnp.int32, 70_000)), num_keys=1)[1]\n"
         "    return jnp.argsort(order)",
         (jax.ShapeDtypeStruct((70_000,), jnp.float32),),
-        "lax.sort((order, lax.iota(jnp.int32, 70000)), num_keys=1, is_stable=False)[1]",
+        "lax.sort((order, lax.iota(jnp.int32, order.size)), num_keys=1, is_stable=False)[1]",
     ),
     "an index": (
         "nonnegative_index",
@@ -118,7 +126,7 @@ def test_expressions_inside_of_one_another(tmp_path):
     path = write(tmp_path, "def f(s, t):\n    return t[jnp.argsort(jnp.argmax(s, -1))]\n")
     made, after = patched(path, (ROWS, ROWS), ["argsort_packed_key", "nonnegative_index"])
     assert made.edited == 2
-    assert "t.at[(lax.sort((jnp.argmax(s, -1).astype(jnp.uint32) << 6)" in after.read_text()
+    assert "t.at[(lax.sort(((keys := jnp.argmax(s, -1)).astype(jnp.uint32) <<" in after.read_text()
     args = jnp.sin(jnp.arange(320.0)).reshape(40, 8), jnp.arange(320.0).reshape(40, 8)
     np.testing.assert_array_equal(load(after)(*args), load(path)(*args))
 
@@ -179,11 +187,11 @@ LEFT = {
         IMPORTS,
         "lax is the name of something else in the file too",
     ),
-    "calls that differ": (
-        "def order(k): return jnp.argsort(k)\n"
-        "def f(s):\n    return order(jnp.argmax(s, -1))[:20] + order(jnp.argmax(s[:20], -1))",
+    "no place for an assignment": (
+        "def f(s):\n    return [i for i in jnp.argsort(jnp.argmax(s, -1))]",
         IMPORTS,
-        "its calls are rewritten in different ways",
+        "what it would be can't stand there: assignment expression cannot be used in a "
+        "comprehension iterable",
     ),
 }
 
@@ -237,6 +245,80 @@ def test_one_body_that_several_calls_run_is_patched_in_each(tmp_path):
     assert "argsort" not in after.read_text()
 
 
+def test_calls_of_other_sizes_are_one_text(tmp_path):
+    text = """
+        def order(k): return jnp.argsort(k)
+        def f(s):
+            return order(jnp.argmax(s, -1))[:20] + order(jnp.argmax(s[:20], -1))
+    """
+    path = write(tmp_path, text)
+    made, after = patched(path, (ROWS,), ["argsort_packed_key"])
+    assert made.edited == 1
+    assert made.given == (
+        "model.py:7: argsort_packed_key: keys in [0, 7], at most 536,870,912 rows",
+    )
+    s = jnp.sin(jnp.arange(320.0)).reshape(40, 8)
+    np.testing.assert_array_equal(load(after)(s), load(path)(s))
+
+
+OTHERS = {
+    "sizes differ": ("jnp.argmax(s, -1)", "jnp.argsort({})", None),
+    "ranges differ, both fit": ("jnp.argmax(s, -1) * 2", "jnp.argsort({})", None),
+    "it isn't rewritten there": (
+        "s[:, 0].astype(jnp.int32)",
+        "jnp.argsort({})",
+        "in wide it isn't rewritten",
+    ),
+    "it would be written in another way": (
+        "-jnp.argmax(s, -1)",
+        "jnp.argsort({})",
+        "in wide the change isn't mechanical",
+    ),
+    "numbers differ": (
+        "jnp.argsort(s[:, 0])",
+        "jnp.repeat(jnp.arange(s.shape[0] // s.shape[1]), s.shape[1])[{}]",
+        "in wide it would have to be written in another way",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_patch_is_right_for_the_other_cases_of_the_file(tmp_path, kind):
+    """The text is one for both cases, or the expression stays, with the reason."""
+    key, expression, why = OTHERS[kind]
+    narrow = key if "numbers" in kind else "jnp.argmax(s, -1)"
+    path = write(
+        tmp_path,
+        f"""
+        def order(keys, s):
+            return {expression.format("keys")}
+        def f(s):
+            return order({narrow}, s)
+        def wide(s):
+            return order({key}, s)
+    """,
+    )
+    name = "affine_gather" if "numbers" in kind else "argsort_packed_key"
+    small, large = ROWS, jax.ShapeDtypeStruct((96, 16), jnp.float32)
+    spec = importlib.util.spec_from_file_location("both", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    reports = [
+        relower.explain(f, x, passes=[name], suggest=True).to_json()
+        for f, x in ((module.f, small), (module.wide, large))
+    ]
+    assert patch(reports[0], path.parent).edited == 1
+    made = patch(reports[0], path.parent, {"wide": reports[1]})
+    assert made.edited == (why is None)
+    assert made.reached == (("wide",) if why is None else ())
+    assert [line.partition(": ")[2] for line in made.left] == ([f"{name}: {why}"] if why else [])
+    if "ranges" in kind:
+        assert [line.rpartition(": ")[2] for line in made.given] == [
+            "keys in [0, 7], at most 536,870,912 rows",
+            "keys in [0, 30], at most 134,217,728 rows",
+        ]
+
+
 def test_a_call_without_arguments(tmp_path):
     path = write(tmp_path, "def f(s):\n    return s.at[jnp.argmax(s, -1)].get()")
     made, after = patched(path, (ROWS,), ["nonnegative_index"])
@@ -280,7 +362,7 @@ def test_a_patch_is_held_against_the_program(tmp_path):
     made, _ = patched(path, (ROWS,), ["argsort_packed_key"])
     job = Job("lower", spec=f"{path}:f", args=("f32[40,8]",), passes=("argsort_packed_key",))
     assert shown(made, job) is None
-    other = {str(path): made.files[str(path)].replace("& 63", "& 31")}
+    other = {str(path): made.files[str(path)].replace("<< bits) - 1", "<< bits) - 2")}
     assert shown(dataclasses.replace(made, files=other), job) == "DIFFERENT at level dataflow"
     broken = {str(path): "def f(:"}
     assert "SyntaxError" in shown(dataclasses.replace(made, files=broken), job)

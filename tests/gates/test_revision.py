@@ -371,7 +371,7 @@ def test_interrupted_leaves_nothing(repo, tmp_path, number):
         while not (tmp_path / "begun").exists():
             assert running.poll() is None
             time.sleep(0.05)
-        assert any(p.name.startswith("relower-revision-") for p in temporary.iterdir())
+        assert any(p.name.startswith("relower-") for p in temporary.iterdir())
         running.send_signal(number)
         _, err = running.communicate()
     assert err == b""

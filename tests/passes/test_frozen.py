@@ -44,6 +44,24 @@ def test_ways_to_declare(fn, frozen, wanted):
     assert dropped(fn, frozen) == wanted
 
 
+@pytest.mark.parametrize(
+    ("prefix", "wanted"),
+    [
+        ({"router": True, "wo": False}, ["router/kernel"]),
+        ({"router": False, "wo": [True, False]}, ["wo/0"]),
+        ({"router": {"kernel": True}, "wo": True}, ["router/kernel", "wo/0", "wo/1"]),
+        (Frozen(True), ["router/kernel", "wo/0", "wo/1"]),
+    ],
+)
+def test_a_bool_stands_for_all_leaves_of_a_subtree(prefix, wanted):
+    """As of ``in_axes``, and so the zeros that come out."""
+    assert dropped(GRADS, prefix) == wanted
+    grads = optimize(GRADS, frozen=prefix)(P, X)
+    paths, _ = jax.tree_util.tree_flatten_with_path(grads)
+    zero = [jax.tree_util.keystr(p, simple=True, separator="/") for p, g in paths if not g.any()]
+    assert zero == wanted
+
+
 def test_under_jit_and_as_a_decorator():
     declared = optimize(jax.jit(BOTH), frozen=Frozen("router", grads=lambda out: out[1]))
     _, grads = declared(P, X)
@@ -99,6 +117,12 @@ MISFITS = {
     "no bool": (lambda path: 1, TypeError, "returned 1 of type int for 'router/kernel'"),
     "another tree": (
         {"router": True}, ValueError, "the tree of bools has the structure {'router': *}; wanted",
+    ),
+    "no prefix": (
+        {"router": {"kernel": {"deep": True}}, "wo": True}, ValueError, "or a prefix of it, {'rou",
+    ),
+    "a list for a tuple": (
+        {"router": True, "wo": (True, True)}, ValueError, "wanted that of the gradients, or a",
     ),
     "no such part": (Frozen("wo", grads=broken), ValueError, "KeyError: 'grads'"),
     "no part": (Frozen("wo", grads=lambda out: 7), ValueError, "of other things than leaves"),

@@ -20,8 +20,8 @@ from relower.compat import bodies, jaxprs, tracing
 from relower.compat.primitives import primitive
 from relower.compat.source import is_kept
 from relower.matchers import demand
+from relower.passes import base, registry
 from relower.passes import frozen as declarations
-from relower.passes import registry
 from relower.passes.engine import check
 from relower.passes.parts import frozen_masks
 
@@ -480,6 +480,40 @@ def test_a_kernel_that_makes_more_than_the_gradient():
 
 
 # --- nothing else is touched ------------------------------------------------------------------
+
+
+UNREAD = {
+    "a loop's sum": lambda w, xs: summed_up(w, xs, jnp.sum),
+    "by way of a call that doesn't read it": lambda w, xs: summed_up(
+        w, xs, lambda g: jax.jit(lambda a, b: a + 1)(jnp.sum(xs), jnp.sum(g)) + jnp.sum(g)
+    ),
+}
+
+
+def summed_up(w, xs, read):
+    """The loss, and what ``read`` makes of its gradient, the larger of the two."""
+
+    def step(sums, x):
+        made = jax.value_and_grad(lambda w: jnp.sum(jnp.sin(x @ w)))(w)
+        return jax.tree.map(jnp.add, sums, made), None
+
+    (loss, gradient), _ = lax.scan(step, (0.0, jnp.zeros_like(w)), xs)
+    return jnp.maximum(loss, read(gradient))
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_gradient_whose_only_reader_another_pass_takes_away(engine, name):
+    def first_operand(match):
+        return base.Replacement((match.eqn.invars[0],), tuple(match.eqn.outvars), None, ())
+
+    first = engine.make_pass("first", "max_p", engine.every, first_operand)
+    args = jnp.ones((4, 4)), jnp.ones((3, 2, 4))
+    mine = registry.by_name(NAME)
+    alone = engine.run(UNREAD[name], [mine], *args)
+    assert engine.names(alone.closed).count("dot_general") == 2
+    done = engine.run(UNREAD[name], [first, mine], *args)
+    assert engine.names(done.closed).count("dot_general") == 1
+    assert done.report.counts() == {"first": 1, NAME: 1}
 
 
 def test_without_a_frozen_gradient_nothing_changes():

@@ -363,6 +363,9 @@ MISSES = {
     "operands: numbers": of_halves(lambda w: w / 448.0, lambda w: w / 240.0),
     "operands: a scale along the axis": halves(lambda w: w / jnp.max(w, axis=2, keepdims=True)),
     "equal-operand": lambda w: halves(lambda w, m: w * m)(w, jnp.sin(w[..., :4])),
+    "equal-operand: a mask": lambda w: halves(lambda w, m: jnp.where(m, w / 0.9, 0))(
+        w, jnp.sin(w[..., :4]) > 0.1
+    ),
     "reshape": halves(lambda w: TANH(w).reshape(4, 3, 2, 4).reshape(4, 3, 8).reshape(4, 6, 4)),
     "barrier": halves(tied),
     "barrier: of both": one_barrier,

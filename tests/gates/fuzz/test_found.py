@@ -20,6 +20,15 @@ FOUND = {
                     Node("jit", 127338060, (Node("observed", 302017675),)))),
         ("gmm_swiglu", "frozen_gradient"),
     ),
+    # What is known of a rewritten result was taken back to what its first replacement tells.
+    "an order whose inverse a loop reads": (
+        Plan(t=4, d=4, dtype="float32", transform="none", contract="named", eager=False,
+             mesh=("Auto", 2), some=None, seed=715304418,
+             nodes=(Node("shard_map", 69487133,
+                         (Node("inverse", 147633894),
+                          Node("loop", 164470641, (Node("permuted", 832138001),)))),)),
+        ("argsort_packed_key", "inverse_permutation", "sorted_scatter"),
+    ),
     # Of the checks: float64 didn't round what the rewritten program reads as bits.
     "a bfloat16 read as bits, compared in float64": (
         Plan(t=4, d=4, dtype="float32", transform="grad outside", contract="value", eager=True,

@@ -1,8 +1,10 @@
 """A sample of programs, how many seeds add up, how a violation becomes small, and the command."""
 
 import dataclasses
+import json
 import subprocess
 import sys
+import warnings
 
 import jax
 import pytest
@@ -80,6 +82,25 @@ def test_seeds_that_are_no_programs_say_nothing():
     assert found.vacuous() == [
         "20 of 120 seeds were no programs, undefined, or decided by rounding"
     ]
+
+
+def test_the_first_program_of_so_many_is_lowered(monkeypatch, capsys):
+    """So is one of a run as short as may be; a seed that is no program passes it on."""
+    none = {5, 6, 15}
+
+    def one(seed, names, lower):
+        return {"seed": seed, **({"lowered": True} if lower and seed not in none else {})}
+
+    monkeypatch.setattr(worker, "one", one)
+    monkeypatch.setattr(worker.gc, "disable", lambda: None)
+    request = {"first": 5, "count": 20, "until": float("inf"), "passes": [], "origin": 5,
+               "lower_every": 10}  # fmt: skip
+    monkeypatch.setattr(worker.sys, "argv", ["", json.dumps(request)])
+    with warnings.catch_warnings():
+        worker.main()
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [t["seed"] for t in told if t.get("lowered")] == [7, 16]
+    assert sum("begin" in t for t in told) == 20
 
 
 def test_a_process_that_dies_is_a_violation(monkeypatch):

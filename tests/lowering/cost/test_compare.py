@@ -94,7 +94,10 @@ def test_equal_programs_are_no_worse(scan_text):
     [
         ({"rung": "profile"}, "rung 'salvaged', B's on 'profile'"),
         ({"target": "TPU7x:1x1x1"}, "A is for TPU7x:2x2x1, B for TPU7x:1x1x1"),
-        ({"versions": {"jax": "1", "jaxlib": "1", "libtpu": "9"}}, "B by 9"),
+        (
+            {"versions": {"jax": "1", "jaxlib": "1", "libtpu": "9"}},
+            "B by jax 1, jaxlib 1, libtpu 9",
+        ),
     ],
 )
 def test_what_is_not_alike_is_not_compared(scan_text, change, said):

@@ -18,7 +18,8 @@ from rich.console import Console
 import relower
 from relower.cli.explain import show
 from relower.compat import jaxprs
-from relower.passes.disable import UNADDRESSED, Disabled
+from relower.lowering.words import UNADDRESSED
+from relower.passes.disable import Disabled
 from relower.passes.engine.addresses import Addresses
 from relower.passes.engine.rewrite import rewrite
 from relower.passes.optimize import explain, optimize
