@@ -138,6 +138,16 @@ def test_a_constant_of_another_body_is_made_in_the_smaller_program():
     assert asked[-1][0][-1] >= 32
 
 
+def test_what_makes_a_constant_is_no_part_of_a_rewrites_kind():
+    """Zeros to add to may be made in another body, where another equation is as well."""
+    kinds = shrinking._kinds
+    with_zeros = lambda x: jnp.eye(64, dtype=x.dtype).at[0].set(0) + jnp.sin(x)
+    without = lambda x, zeros: zeros + jnp.sin(x)
+    alike = kinds(part(with_zeros, (64, 64))), kinds(part(without, (64, 64), (64, 64)))
+    assert alike[0] == alike[1]
+    assert kinds(part(lambda x, zeros: zeros + jnp.cos(x), (64, 64), (64, 64))) != alike[0]
+
+
 def test_what_the_rewrite_alone_reads_stands_in_the_smaller_program():
     """An inverse at hand: without it, the second solve is no site."""
 
