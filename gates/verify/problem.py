@@ -114,7 +114,7 @@ class Problem:
         return [
             (i.size, *i.fact.range(i.dtype))
             for i in free
-            if i.fact.constant is i.fact.affine is i.fact.permutation is None
+            if all(told is None for told in (i.fact.constant, i.fact.affine, i.fact.permutation))
         ]
 
     def breaks_a_promise(self, arrays: Sequence[Array]) -> bool:
@@ -221,9 +221,9 @@ def _with_promises(
 ) -> dict[Var, Fact]:
     """What is known of inputs, and what the program states of them in the part that is run."""
     found: dict[Any, Fact] = {v: facts.get(v, UNKNOWN) for v in inputs}
-    for eqn in eqns:
-        var = eqn.invars[0] if eqn.primitive is assume_range_p else None
-        if var in found and limits(var.aval.dtype) is not None:
+    for eqn in (e for e in eqns if e.primitive is assume_range_p):
+        var: Any = eqn.invars[0]
+        if jaxprs.is_var(var) and var in found and limits(var.aval.dtype) is not None:
             told = meet(found[var], var.aval, eqn.params["lo"], eqn.params["hi"])
             found[var] = told or found[var]
     return found
