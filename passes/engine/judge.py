@@ -23,7 +23,7 @@ class Told:
     """What is known of sites besides what stands in the program."""
 
     refused: Mapping[tuple[Any, ...], Reason]
-    """Why an equation can't be substituted, as was seen on trying."""
+    """Why equations can't be substituted, as was seen on trying, by `refusal_key`."""
     addresses: Addresses | None
 
     def of(self, p: Pass, scope: Scope, index: int) -> tuple[str, ...]:
@@ -60,12 +60,12 @@ def judge(
     if not reasons:
         unprofitable = p.profitable(match)
         reasons = [] if unprofitable is None else [unprofitable]
-    earlier = told.refused.get(refusal_key(p, scope, index))
-    if not reasons and earlier is not None:
-        reasons = [earlier]
     if reasons:
         return replace(site, reasons=tuple(reasons)), None
     replacement = p.replace(match)
+    earlier = told.refused.get(refusal_key(p, scope, index, replacement))
+    if earlier is not None:
+        return replace(site, reasons=(earlier,)), None
     kept = _kept(scope, (index, *replacement.also))
     if kept is not None:
         return replace(site, reasons=(kept,)), None
@@ -162,6 +162,12 @@ def _brief(eqn: Eqn) -> str:
     return f"{label}({types(eqn.invars)}) → {types(eqn.outvars)}"
 
 
-def refusal_key(p: Pass, scope: Scope, index: int) -> tuple[Any, ...]:
-    """Identifies a site from one round to the next: equations keep their objects."""
-    return p.name, id(scope.eqns[index])
+def refusal_key(
+    p: Pass, scope: Scope, index: int, replacement: Replacement
+) -> tuple[str, tuple[int, ...]]:
+    """Identifies what would be replaced, from one round to the next: equations keep their objects.
+
+    Of an equation that is found again with others, as when a collective fits another group, that
+    it can't be substituted with the first ones says nothing.
+    """
+    return p.name, tuple(id(scope.eqns[i]) for i in (index, *replacement.also))

@@ -14,7 +14,7 @@ from ...matchers.dataflow import Apart, Dataflow
 from ...matchers.fact import UNKNOWN, Fact
 from ...matchers.facts import MOST_CONTEXTS, Analysis, Contradiction
 from ...matchers.graph import Scope
-from ..base import Accepted, FrozenLeaf, Pass, Reason, Site, SiteDeclined, Status
+from ..base import Accepted, FrozenLeaf, Match, Pass, Reason, Site, SiteDeclined, Status
 from ..frozen import Request
 from ..report import NotEnteredGroup, Report
 from .addresses import Addresses
@@ -83,6 +83,8 @@ class _Rewriting:
         self.addresses = addresses
         self.refused: dict[tuple[Any, ...], Reason] = {}
         self.told = Told(self.refused, addresses)
+        self.keep: list[Match] = []
+        """Sites whose equations, by identity, are keys."""
         self.brought: Brought = {}
         self.sites: list[Site] = []
         """Verdicts on single equations."""
@@ -147,7 +149,7 @@ class _Rewriting:
                 accepted, found = self._match()
                 interpreter = Interpreter(accepted)
             except SiteDeclined as declined:
-                _refuse(declined, accepted, self.refused)
+                self.keep += _refuse(declined, accepted, self.refused)
                 # A pass of less preference may take what this one had to give back.
                 accepted, found = self._match()
                 interpreter = interpreter.again(accepted)
@@ -224,18 +226,21 @@ def _refuse(
     declined: SiteDeclined,
     accepted: Mapping[Place, Accepted],
     refused: dict[tuple[Any, ...], Reason],
-) -> None:
-    """Remember which equations can't be substituted, and why.
+) -> list[Match]:
+    """Remember which equations can't be substituted, and why; the sites that they are of.
 
-    The same equation in other contexts goes with them: what was done to it may be shared.
+    The same equations in other contexts go with them: what was done to them may be shared.
     """
-    offered = {refusal_key(s.rewrite, s.match.scope, s.match.index) for s in accepted.values()}
-    blamed = {
-        refusal_key(s.rewrite, s.match.scope, s.match.index) for s in declined.blamed
-    } & offered
+    offered = set(map(_key, accepted.values()))
+    blamed = {key: site.match for site in declined.blamed if (key := _key(site)) in offered}
     if not blamed:
         raise declined  # the fault lies with no site of this round: to try again would not end
     refused.update(dict.fromkeys(blamed, declined.reason))
+    return list(blamed.values())
+
+
+def _key(site: Accepted) -> tuple[Any, ...]:
+    return refusal_key(site.rewrite, site.match.scope, site.match.index, site.replacement)
 
 
 def _contradiction(found: Contradiction) -> str:

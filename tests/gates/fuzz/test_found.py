@@ -29,6 +29,16 @@ FOUND = {
                           Node("loop", 164470641, (Node("permuted", 832138001),)))),)),
         ("argsort_packed_key", "inverse_permutation", "sorted_scatter"),
     ),
+    # A group of collectives that couldn't be one was declined for good, when another group fitted.
+    "gathers that wait for sums that wait for one of them": (
+        Plan(t=4, d=4, dtype="float32", transform="none", contract="named", eager=False,
+             mesh=("Auto", 2), some=None, seed=517671718,
+             nodes=(Node("shard_map", 847073876,
+                         (Node("gradient", 711468214,
+                               (Node("gathers", 177299104), Node("scatters", 304816483),
+                                Node("permuted", 1027537016))),)),)),
+        ("packed_all_gather", "packed_psum_scatter"),
+    ),
     # Of the checks: float64 didn't round what the rewritten program reads as bits.
     "a bfloat16 read as bits, compared in float64": (
         Plan(t=4, d=4, dtype="float32", transform="grad outside", contract="value", eager=True,
