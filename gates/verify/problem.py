@@ -314,7 +314,7 @@ def cost(eqns: Sequence[Eqn]) -> tuple[int, int]:
             if hasattr(v.aval, "dtype") and hasattr(v.aval.dtype, "itemsize"):
                 size += int(np.prod(shape, dtype=np.float64)) * v.aval.dtype.itemsize
         work += products(eqn)
-        size += _expanded(eqn)
+        size += sum(more for more, _ in expanded(eqn))
         inner = [cost(jaxprs.opened(e.body).eqns) for e in compat_bodies.carried(eqn).entered]
         times = eqn.params.get("length", 1) if inner else 1
         work += sum(w for w, _ in inner) * (times if isinstance(times, int) else 1)
@@ -322,16 +322,22 @@ def cost(eqns: Sequence[Eqn]) -> tuple[int, int]:
     return work, size
 
 
-def _expanded(eqn: Eqn) -> int:
-    """Bytes of a grouped matrix product's operands as a CPU has them: whole, for each group."""
+def expanded(eqn: Eqn) -> list[tuple[int, tuple[Atom, Atom]]]:
+    """A grouped matrix product's operands as a CPU has them, whole, for each group.
+
+    Returns:
+        The bytes of each, and the two values by the sizes of which it grows.
+    """
     if eqn.primitive is not primitive("ragged_dot_general_p"):
-        return 0
-    lhs, rhs, sizes = (a.aval for a in eqn.invars[:3])
+        return []
+    lhs, rhs, sizes = eqn.invars[:3]
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     both = set(numbers.lhs_ragged_dimensions) <= set(contracted)
-    each = lhs.size * lhs.dtype.itemsize + (rhs.size * rhs.dtype.itemsize if both else 0)
-    return int(sizes.shape[-1]) * int(each)
+    return [
+        (int(sizes.aval.shape[-1] * a.aval.size * a.aval.dtype.itemsize), (a, sizes))
+        for a in ((lhs, rhs) if both else (lhs,))
+    ]
 
 
 def products(eqn: Eqn) -> int:

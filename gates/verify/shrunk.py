@@ -101,6 +101,7 @@ def check_shrunk(
         producers.add(problem.taken)
         for part, scale in _tried(problem, piece, limits, room):
             if time.monotonic() > end:
+                reasons = {f"not all tried within {limits.seconds:g} s": None, **reasons}
                 break
             try:
                 small, facts = shrunk(part, piece.ancestry.facts, scale, piece.region)
