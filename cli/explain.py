@@ -71,6 +71,8 @@ def _run(options: argparse.Namespace) -> int:
         if "@" in options.case.rpartition(":")[2]:
             raise InputError(f"{options.case}: --suggest is for the files of the work tree")
         asked["suggest"] = True
+    elif options.cases is not None:
+        raise InputError("--cases is for --suggest or --patch: found neither")
     request = replace(request, options=asked)
     if options.passes == "none":
         request = replace(request, passes=())  # where nothing is said, those that run unasked

@@ -141,7 +141,7 @@ def _cuts_behind(scope: Scope, atom: Atom) -> Iterator[Value]:
 
 def _is_spread(scope: Scope, atom: Atom) -> bool:
     """Whether an array is one number everywhere, as the other case of a mask is."""
-    made = scope.definition(atom)
+    made = None if jaxprs.is_literal(atom) else scope.definition(atom)
     if made is None:
         return False
     eqn = scope.eqns[made[0]]

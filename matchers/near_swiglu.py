@@ -34,12 +34,21 @@ def near_swiglu(scope: Scope, index: int) -> Mismatch | None:
             if gate is None or not all(_comes_from(scope, v, index) for v in (gate, b)):
                 continue
             for name, atom in (("gate", gate), ("up", b)):
-                stop = stopped_at(scope, atom)
+                stop = _stop(scope, atom)
                 if stop is not None:
                     path = scope.eqns[index].primitive.name, name
-                    found = _shown(scope.eqns[stop])
-                    return Mismatch(path, found, "a half of the GEMM's columns as it is")
+                    return Mismatch(path, _shown(stop), "a half of the GEMM's columns as it is")
     return None
+
+
+def _stop(scope: Scope, atom: Atom) -> Eqn | None:
+    """The single operation that stands between a factor and its GEMM; no call, which may do all."""
+    index = stopped_at(scope, atom)
+    if index is None:
+        return None
+    eqn = scope.eqns[index]
+    named = any(eqn.primitive is primitive(p) for p in (*_BETWEEN, "slice_p", "split_p"))
+    return eqn if named else None
 
 
 def _comes_from(scope: Scope, atom: Atom, index: int) -> bool:

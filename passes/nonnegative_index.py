@@ -6,7 +6,9 @@ after:   ``i``
 jax writes the select around every ``x[i]``, for Python's negative indices; where ``i`` is weakly
 typed, as a ``fori_loop``'s counter is, it strengthens the ``i`` that it adds to. It helps where the
 index array is large or the select keeps a gather's indices from being recognised; it costs nothing.
-The compiler removes it only where it can see the range, as of an iota in the same fusion.
+The compiler removes it only where it can see the range, as of an iota in the same fusion. Fused
+into what makes the index it is next to nothing: 63 of 107,163 estimated TPU7x cycles where 81,920
+indices come from a sort; where it stands alone, 1,360 for 8,192 of them (libtpu 0.0.52).
 """
 
 from __future__ import annotations

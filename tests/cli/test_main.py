@@ -620,6 +620,8 @@ def test_a_patch_is_for_every_case_of_the_file(capfd, parsed, tmp_path, monkeypa
     assert "(level dataflow): small\n" in out
     assert "not held against it: floats: --cases leaves it out" in out
     _, err = said(capfd, *arguments, "--cases", "flaots", code=2)
+    _, other = said(capfd, *arguments[:-1], "--cases", "none", code=2)
+    assert "--cases is for --suggest or --patch: found neither" in other
     assert "--cases: no case 'flaots' beside small; wanted of large[wide], elsewhere" in err
 
 

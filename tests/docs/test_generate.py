@@ -26,6 +26,12 @@ def test_pages_are_current(generate: ModuleType) -> None:
     assert generate.main(["--check"]) == 0
 
 
+def test_every_pass_says_what_it_saves_or_why_that_is_not_known(generate: ModuleType) -> None:
+    pages = [p for p in (generate.DOCS / "passes").glob("*.md") if p.stem != "index"]
+    assert pages
+    assert not [p.stem for p in pages if "cycles" not in p.read_text(encoding="utf-8").lower()]
+
+
 @pytest.mark.parametrize("name", ["json.md", "passes/affine_gather.md"])
 def test_a_stale_page_is_noticed(
     generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -388,6 +388,13 @@ def test_what_stands_between_gemm_and_product_is_told(miss):
     assert "test_gmm_swiglu.py:" in reason.found
 
 
+def test_what_it_puts_in_place_is_no_near_miss():
+    x, w, _, _ = data()
+    report = explain(lambda x, w: split(x, w, FULL), x, w, passes=[NAME])
+    assert report.counts() == {NAME: 1}
+    assert not report.declined
+
+
 @pytest.mark.parametrize(
     "fn",
     [lambda x, w: jax.nn.silu(LOW(lax.ragged_dot(x, w, FULL))) * 2,

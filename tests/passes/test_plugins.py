@@ -310,6 +310,9 @@ def test_the_command_line_lists_and_runs_guests(guest, capfd, monkeypatch):
     assert main(["explain", "cases.py:f", *named]) == 0
     assert "1 applied" in capfd.readouterr().out
     assert main(["diff", "cases.py:f", "cases.py:f", *named, "--passes-b", "none"]) == 1
+    capfd.readouterr()
+    assert main(["verify", "--mutants", "--pass", "double_reverse"]) == 0  # on its own examples
+    assert "VERIFIED: 1 of 1 site verified, 6 of 6 mutants killed" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["explain", "lower", "verify"])
