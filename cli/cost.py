@@ -98,13 +98,13 @@ def _run(options: argparse.Namespace) -> int:
             whose = attributed(options, second, passes_b, found)
         if found.worse is None:
             sites = summed(options, second, passes_b)
+    titles = (options.a, f"{second} with {passes_b}" if second == options.a else second)
     if options.json:
         print_json("cost_comparison", comparison_json(found, whose, sites))
     else:
-        show_comparison(console(), found, (options.a, second), options.ops, whose)
+        show_comparison(console(), found, titles, options.ops, whose)
         if sites is not None:
             indented(console(), Text(str(sites), style="bold"), 0)
-    titles = (options.a, f"{second} with {passes_b}" if second == options.a else second)
     trouble = written("--html", options.html, lambda: comparison_page(found, titles, whose, sites))
     return exit_code(2 if found.worse is None else int(found.worse), trouble)
 

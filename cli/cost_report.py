@@ -29,21 +29,32 @@ def show_cost(out: Console, cost: Cost, title: str, shown: int) -> None:
     _head(out, cost)
     ranked = sorted(cost.ops, key=_weight, reverse=True)
     ranked = [op for op in ranked if _weight(op) > 0 or op.sparse]
-    table = _table("cycles", "bound by", "×", "HBM bytes", "bundles", "operation")
-    for op in ranked[:shown]:
-        table.add_row(
-            _cycles(op.total if op.times is not None else op.figure),
-            op.bound if op.estimate is not None else _floor(op),
-            "?" if op.times is None else f"{op.times:,}",
-            f"{op.hbm_bytes:,}",
-            "" if op.bundles is None else f"{op.bundles:,}",
-            _operation(op),
-        )
     if ranked:
-        out.print(table)
+        out.print(_operations(ranked[:shown]))
     if len(ranked) > shown:
         out.print(f"  and {plural(len(ranked) - shown, 'smaller one')}; --ops shows more")
     _tail(out, cost)
+
+
+def _operations(ops: Sequence[OpCost]) -> Table:
+    """A row for each; cycles and bundles where one of them has any."""
+    cycles = any(op.estimate is not None for op in ops)
+    bundles = any(op.bundles is not None for op in ops)
+    first = ("cycles", "bound by") if cycles else ("cycles at least",)
+    table = _table(*first, "×", "HBM bytes", *(["bundles"] if bundles else []), "operation")
+    for op in ops:
+        figures = [_cycles(op.total if op.times is not None else op.figure)]
+        figures.append(op.bound if op.estimate is not None else _floor(op))
+        if not cycles:
+            figures = [f"{op.roofline * (1 if op.times is None else op.times):,.0f}"]
+        table.add_row(
+            *figures,
+            "?" if op.times is None else f"{op.times:,}",
+            f"{op.hbm_bytes:,}",
+            *(["" if op.bundles is None else f"{op.bundles:,}"] if bundles else []),
+            _operation(op),
+        )
+    return table
 
 
 def show_comparison(
@@ -88,16 +99,15 @@ def _head(out: Console, cost: Cost) -> None:
         text = f"{total.cycles:,.0f} cycles"
         if round(total.cycles) != total.estimate:
             text += f" ({total.estimate:,} by the compiler's estimate alone)"
-        text += f", {cost.milliseconds(total.cycles):.4g} ms at {cost.chip.clock / 1e9:g} GHz"
-        indented(out, Text.assemble((text, "bold"), f"; covers {total.coverage}"))
+        text += f", {cost.duration(total.cycles)} at {cost.chip.clock / 1e9:g} GHz"
+        apart = "; collectives apart, below" if cost.collectives else ""
+        indented(out, Text.assemble((text, "bold"), f"; covers {total.coverage}{apart}"))
     floor = cost.floor
-    indented(
-        out,
-        Text(
-            f"at least {floor:,.0f} cycles, {cost.milliseconds(floor):.4g} ms, for its HBM bytes "
-            f"or FLOPs at the chip's best"
-        ),
-    )
+    text = f"at least {floor:,.0f} cycles, {cost.duration(floor)}, for its HBM bytes or FLOPs at "
+    text += "the chip's best"
+    if cost.has_cycles and floor > total.cycles:
+        text += ": more than that sum, which leaves out what has no cycles"
+    indented(out, Text(text))
 
 
 def _tail(out: Console, cost: Cost) -> None:
@@ -105,7 +115,11 @@ def _tail(out: Console, cost: Cost) -> None:
     if bounds:
         indented(out, Text(f"operations by what bounds them: {bounds}"), 0)
     counts = [f"{name} {cost.counts[name]:,}" for name in _COUNTS if cost.counts.get(name)]
-    indented(out, Text("compiled operations: " + (", ".join(counts) or "none of note")), 0)
+    indented(
+        out,
+        Text("compiled operations, fused ones too: " + (", ".join(counts) or "none of note")),
+        0,
+    )
     if cost.sorts:
         sorts = ", ".join(f"{count} of {n}" for n, count in cost.sorts.items())
         indented(out, Text(f"sorts by operands: {sorts}"), 0)

@@ -19,6 +19,7 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import xla_client as _xc
 from jaxlib.mlir import ir as _ir
 
+from .call_places import with_call_places
 from .lowered import device_count
 
 # Settings that jax reads when it makes the compiler's options.
@@ -31,14 +32,14 @@ _SETTINGS = (
 
 
 def module_bytes(lowered: Any, *, locations: bool = True) -> bytes:
-    """The StableHLO module of a ``Lowered`` as MLIR bytecode.
+    """The StableHLO module of a ``Lowered`` as MLIR bytecode, for a compiler.
 
-    Without ``locations``, two modules that are equal but for the lines they come from are equal
-    bytes.
+    Operations that have no line have that of their function's call. Without ``locations``, two
+    modules that are equal but for the lines they come from are equal bytes.
     """
     module = lowered.compiler_ir("stablehlo")
     if locations:
-        return _bytecode(module)
+        return _bytecode(with_call_places(module))
     with module.context:
         return _bytecode(_ir.Module.parse(module.operation.get_asm(enable_debug_info=False)))
 

@@ -54,6 +54,8 @@ def without(eqn: Eqn, needed: Sequence[bool]) -> Part | str:
         reader = search.refs.get(ref)
         if not keep and reader is not None:
             where = source_line(reader) or "an unknown line"
+            if where == source_line(eqn):
+                where += " (the call: jax keeps no line of what a backward rule does)"
             return f"result {position}, which {reader.primitive.name} at {where} touches for others"
     return _Rebuilder(eqn, layout, needed).part(frame)
 

@@ -27,8 +27,8 @@ takes nothing:
     real_sharded_experts
                  that at the real size
     real_on_32_devices
-                 the same, the experts sharded sixteen ways: so many it takes to hold the state
-                 (--target TPU7x:4x4x1)
+                 the same, the experts sharded sixteen ways (--target TPU7x:4x4x1): the compiler
+                 takes it
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from .errors import InputError
 from .locations import is_own_file
 from .packages import check_package, imports_relatively, package_of
 from .specs import parse_spec
+from .words import plural
 
 _CASE_FOLDERS: set[Path] = set()
 _NAME = re.compile(r"(?P<name>[A-Za-z_]\w*)(\[(?P<key>[^\]]+)\])?")
@@ -188,8 +189,8 @@ def _from_specs(function: Callable[..., Any], args: list[str], where: str) -> Ca
         inspect.signature(function).bind(*specs)
     except TypeError:
         raise InputError(
-            f"{where} takes {len(wanted)} arguments ({', '.join(wanted)}), found {len(args)} "
-            "--arg: give one as DTYPE[DIM,...] for each"
+            f"{where} takes {plural(len(wanted), 'argument')} ({', '.join(wanted)}), found "
+            f"{len(args)} --arg: give one as DTYPE[DIM,...] for each"
         ) from None
     except ValueError:
         pass  # no signature to check against; tracing will tell

@@ -11,7 +11,10 @@ from typing import Literal
 
 from .family import Family
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = (0.05, 0.25)
+"""Between two looks at a command's processes: at first, and once it has run for long."""
+_UNHURRIED = 40
+"""How many looks' time it has to run before the next wait is longer."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Ended:
     """The exit code, or the signal's number, negated."""
     seconds: float
     peak: int
-    """The most memory seen, in bytes; looked at every `POLL_SECONDS`."""
+    """The most memory seen, in bytes, of what a look at its processes found."""
 
 
 def run_limited(
@@ -72,7 +75,8 @@ def run_limited(
                 why = "time"
             if why is not None:
                 break
-            time.sleep(POLL_SECONDS)
+            least, most = POLL_SECONDS
+            time.sleep(min(most, max(least, (time.monotonic() - start) / _UNHURRIED)))
     finally:
         family.kill()
         child.wait()

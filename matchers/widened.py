@@ -321,7 +321,8 @@ def widens(narrow: Any, wide: Any) -> bool:
 
 
 def is_exact(value: float, narrow: Any, wide: Any) -> bool:
-    """Whether a number of the type ``wide`` is one of the type ``narrow``."""
+    """Whether a number of the type ``wide`` is one of the type ``narrow``, a zero with its sign."""
     with np.errstate(over="ignore"):
         there = np.asarray(value, wide)
-        return bool(there.astype(narrow).astype(wide) == there) and not math.isnan(value)
+        back = there.astype(narrow).astype(wide)
+        return back.tobytes() == there.tobytes() and not math.isnan(value)

@@ -34,7 +34,9 @@ def frozen_tree(leaves: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _line(leaf: Mapping[str, Any]) -> str:
     if leaf["status"] == "applied":
-        return f"{leaf['type']}  {leaf['way']}, saves {amounts(leaf)}"
+        # Of a trained parameter's gradient, too, that isn't returned: no mask says which it is.
+        way = "nothing needs its gradient" if leaf["way"] == "recognised" else leaf["way"]
+        return f"{leaf['type']}  {way}, saves {amounts(leaf)}"
     codes = ", ".join(reason["code"] for reason in leaf["reasons"])
     return f"{leaf['type']}  {leaf['way']}, declined ({codes}), keeps {amounts(leaf)}"
 

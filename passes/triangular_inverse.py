@@ -6,8 +6,12 @@ after:   ``[[A, 0], [C, B]]⁻¹ = [[A⁻¹, 0], [−B⁻¹CA⁻¹, B⁻¹]]``, 
 This is what chunks of linear attention with a delta rule solve: a matrix of 64 or 128 tokens for
 each head and chunk. A solve goes through the rows one after another, with little for the matrix
 unit to do; the products take ``2 log₂ n`` steps on all matrices at once, in full precision. Two
-more refine the result once, from the side that the solve works from, so that it is as exact. Of the
-matrix the strict triangle is read, as a solve reads it.
+more refine the result once, from the side that the solve works from, so that it is as exact. Where
+a solve works through the matrix in the other direction it loses less: there, and for an inverse at
+hand, the residual is summed up in eight parts, and without loss. Over 256 draws of 32 rows of
+normal numbers times 0.1, 0.5 or 1, and of many sizes, errors are 0.38 to 1.09 times a CPU's solve's
+in the geometric mean, from any side of any triangle. Of the matrix the strict triangle is read, as
+a solve reads it.
 
 Where the backward pass solves with the same matrix, it multiplies by the inverse that the forward
 pass has made, and refines the result; so does the gradient of an optimized forward pass, in which
@@ -122,7 +126,7 @@ def _replace(match: Match) -> Replacement:
         x = inverse.reshape(a.shape)
         x = transposed(x) if at_hand.transposed else x
         a = transposed(a) if transpose else a
-        return [solved(a, x, b, lower != transpose, left)]
+        return [solved(a, x, b, lower != transpose, left, carefully=True)]
 
     key = ("at hand", at_hand.transposed, lower, transpose, left)
     operands = (eqn.invars[0], at_hand.atom, eqn.invars[1])

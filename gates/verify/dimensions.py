@@ -13,7 +13,7 @@ from typing import Any
 from ...compat import bodies, jaxprs
 from ...compat.jaxprs import Atom, Eqn, Var
 from ...passes.engine.fragments import Cut
-from .problem import products
+from .problem import expanded, products
 
 Key = tuple[Var, int]
 """A dimension of a value."""
@@ -33,6 +33,8 @@ class Dimensions:
         self._pinned: list[Key] = []
         self.work: list[tuple[int, list[Key]]] = []
         """Of each matrix product its work, and the dimensions of all that it reads and makes."""
+        self.expanded: list[tuple[int, list[Key]]] = []
+        """The bytes of what a CPU makes beside the values, and the dimensions by which it grows."""
         self.values: dict[Var, None] = dict.fromkeys(v for v in part.inputs if _shape(v))
         self._walk(part.eqns)
 
@@ -77,6 +79,9 @@ class Dimensions:
                 if (work := products(eqn)) > 0:
                     found = [a for a in (*eqn.invars, *eqn.outvars) if not jaxprs.is_literal(a)]
                     self.work.append((work, [key for v in found for key in keys(v)]))
+                for more, atoms in expanded(eqn):
+                    found = [a for a in atoms if not jaxprs.is_literal(a)]
+                    self.expanded.append((more, [key for v in found for key in keys(v)]))
                 _RULES.get(eqn.primitive.name, _by_size)(self, eqn)
 
     def _enter(self, eqn: Eqn, body: Any) -> None:

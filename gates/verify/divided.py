@@ -132,11 +132,13 @@ def _gentlest(
 
 
 def _bytes(dims: Dimensions, divisors: Mapping[Key, int]) -> float:
-    """Of all values, as far as their types have a size."""
+    """Of all values, as far as their types have a size, and of what a CPU makes beside them."""
     total = 0.0
     for v in dims.values:
         by = np.prod([divisors.get(dims.root(k), 1) for k in keys(v)], dtype=float)
         total += float(v.aval.size) * getattr(v.aval.dtype, "itemsize", 0) / float(by)
+    for more, found in dims.expanded:
+        total += more / float(np.prod([divisors.get(dims.root(k), 1) for k in found], dtype=float))
     return total
 
 

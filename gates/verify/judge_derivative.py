@@ -13,7 +13,8 @@ from .compare import Apart, difference
 from .derivative import Derivative, derivative
 from .evaluate import Unrunnable
 from .problem import Problem
-from .themes import REAL, SUMMED
+from .themes import MODERATE, REAL, SUMMED
+from .wide import far
 
 Array = Any
 REAL_SEEDS = 4
@@ -23,15 +24,50 @@ REAL_SEEDS = 4
 def derivatives_differ(
     problem: Problem, contract: Contract, tally: Tally, limits: Limits, end: float
 ) -> Broken | None:
-    """Whether the derivatives break the contract, where there are any.
-
-    Sums of cotangents are compared on small integers, on which they are exact in any order, and
-    then on what is no integer, where they may be added up in another order.
-    """
+    """Whether the derivatives break the contract, where there are any; also away from one."""
     found = derivative(problem)
     if isinstance(found, str):
         tally.notes += (found,)
         return None
+    broken = _near_one(problem, found, contract, tally, limits, end)
+    return broken or _away(problem, found, tally, limits, end)
+
+
+def _away(
+    problem: Problem, found: Derivative, tally: Tally, limits: Limits, end: float
+) -> Broken | None:
+    """The first input of moderate exponents at which the rewrite's derivative is far off."""
+    for theme, arrays in filled(problem, [MODERATE], limits.seeds):
+        if time.monotonic() > end:
+            return None
+        before, after = found.both(arrays)
+        tally.derivatives += 1
+        if isinstance(after, str):
+            return Broken(after, theme.name, tuple(arrays), "derivative")
+        if all(Apart().plus(b, a).close for b, a in zip(before, after, strict=True)):
+            continue
+        try:
+            place = far(before, after, found.exactly(arrays))
+        except Exception:
+            continue  # what it should be can't be had: sums may cancel, or leave the range
+        if place is not None:
+            return Broken(place, theme.name, tuple(arrays), "derivative")
+    return None
+
+
+def _near_one(
+    problem: Problem,
+    found: Derivative,
+    contract: Contract,
+    tally: Tally,
+    limits: Limits,
+    end: float,
+) -> Broken | None:
+    """Whether the derivatives break the contract at small integers, or at normal numbers.
+
+    Sums of cotangents are compared on small integers, on which they are exact in any order, and
+    then on what is no integer, where they may be added up in another order.
+    """
     exact = Contract.VALUE if contract is Contract.ROUNDING else contract
     if contract is not Contract.ROUNDING or not problem.arithmetic:
         for theme, arrays in filled(problem, SUMMED, max(1, limits.seeds // 2)):

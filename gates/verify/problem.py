@@ -13,9 +13,10 @@ import numpy as np
 
 from ...compat import bodies as compat_bodies
 from ...compat import jaxprs
+from ...compat.assume_range import assume_range_p
 from ...compat.jaxprs import Atom, Eqn, Var
 from ...compat.primitives import primitive
-from ...matchers.fact import UNKNOWN, Fact
+from ...matchers.fact import UNKNOWN, Fact, limits, meet
 from ...passes.engine.fragments import Cut, Region
 from .devices import across, joined
 from .evaluate import Rule, evaluate, in_float64, is_complex, is_float, summed_once
@@ -106,6 +107,37 @@ class Problem:
             self.compiled[key] = joined(self.region, which, run), which
         return self.compiled[key][0]  # type: ignore[no-any-return]
 
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Of each input of integers that is told no more: its elements and its range's ends."""
+        free = [i for i in self.inputs if i.groups_of is None and limits(i.dtype) is not None]
+        return [
+            (i.size, *i.fact.range(i.dtype))
+            for i in free
+            if all(told is None for told in (i.fact.constant, i.fact.affine, i.fact.permutation))
+        ]
+
+    def breaks_a_promise(self, arrays: Sequence[Array]) -> bool:
+        """Whether a range that the program states of a value doesn't hold in the original's run.
+
+        Inputs obey what is stated of them; what producers make of them may not.
+        """
+        stated = [e for e in walk(self.before.eqns) if e.primitive is assume_range_p]
+        if not stated or self.across:
+            return False
+        broken: list[Eqn] = []
+
+        def rule(eqn: Eqn, operands: Sequence[Any]) -> None:
+            if eqn.primitive is assume_range_p and np.size(operands[0]):
+                low, high = np.min(operands[0]), np.max(operands[0])
+                if not eqn.params["lo"] <= low <= high <= eqn.params["hi"]:
+                    broken.append(eqn)
+
+        with self.context():
+            part, values = self.before, [jnp.asarray(a) for a in arrays]
+            evaluate(part.eqns, part.inputs, part.outputs, values, rule)
+        return bool(broken)
+
     def exactly(self, arrays: Sequence[Array]) -> list[Array]:
         """What stood there, in float64.
 
@@ -160,8 +192,9 @@ def build(piece: Piece, depth: int, floats: bool = True) -> Problem:
     only_after = [v for v in after.inputs if v not in set(before.inputs)]
     groups = group_sizes(before.eqns)
     most = max((n for v in inputs for n in v.aval.shape), default=0)
-    specs = tuple(_input(v, piece.ancestry.facts, groups, most) for v in inputs)
     eqns = (*before.eqns, *after.eqns)
+    facts = _with_promises(piece.ancestry.facts, eqns, inputs)
+    specs = tuple(_input(v, facts, groups, most) for v in inputs)
     avals = [a.aval for e in eqns for a in (*e.invars, *e.outvars)]
     work, size = cost(before.eqns), cost(after.eqns)
     own = set(map(id, (*piece.before.eqns, *piece.after.eqns)))
@@ -181,6 +214,19 @@ def build(piece: Piece, depth: int, floats: bool = True) -> Problem:
         work=max(work[0], size[0]),
         bytes=work[1] + size[1],
     )
+
+
+def _with_promises(
+    facts: Mapping[Var, Fact], eqns: Sequence[Eqn], inputs: Sequence[Var]
+) -> dict[Var, Fact]:
+    """What is known of inputs, and what the program states of them in the part that is run."""
+    found: dict[Any, Fact] = {v: facts.get(v, UNKNOWN) for v in inputs}
+    for eqn in (e for e in eqns if e.primitive is assume_range_p):
+        var: Any = eqn.invars[0]
+        if jaxprs.is_var(var) and var in found and limits(var.aval.dtype) is not None:
+            told = meet(found[var], var.aval, eqn.params["lo"], eqn.params["hi"])
+            found[var] = told or found[var]
+    return found
 
 
 def _is_number(aval: Any) -> bool:
@@ -268,7 +314,7 @@ def cost(eqns: Sequence[Eqn]) -> tuple[int, int]:
             if hasattr(v.aval, "dtype") and hasattr(v.aval.dtype, "itemsize"):
                 size += int(np.prod(shape, dtype=np.float64)) * v.aval.dtype.itemsize
         work += products(eqn)
-        size += _expanded(eqn)
+        size += sum(more for more, _ in expanded(eqn))
         inner = [cost(jaxprs.opened(e.body).eqns) for e in compat_bodies.carried(eqn).entered]
         times = eqn.params.get("length", 1) if inner else 1
         work += sum(w for w, _ in inner) * (times if isinstance(times, int) else 1)
@@ -276,16 +322,22 @@ def cost(eqns: Sequence[Eqn]) -> tuple[int, int]:
     return work, size
 
 
-def _expanded(eqn: Eqn) -> int:
-    """Bytes of a grouped matrix product's operands as a CPU has them: whole, for each group."""
+def expanded(eqn: Eqn) -> list[tuple[int, tuple[Atom, Atom]]]:
+    """A grouped matrix product's operands as a CPU has them, whole, for each group.
+
+    Returns:
+        The bytes of each, and the two values by the sizes of which it grows.
+    """
     if eqn.primitive is not primitive("ragged_dot_general_p"):
-        return 0
-    lhs, rhs, sizes = (a.aval for a in eqn.invars[:3])
+        return []
+    lhs, rhs, sizes = eqn.invars[:3]
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     both = set(numbers.lhs_ragged_dimensions) <= set(contracted)
-    each = lhs.size * lhs.dtype.itemsize + (rhs.size * rhs.dtype.itemsize if both else 0)
-    return int(sizes.shape[-1]) * int(each)
+    return [
+        (int(sizes.aval.shape[-1] * a.aval.size * a.aval.dtype.itemsize), (a, sizes))
+        for a in ((lhs, rhs) if both else (lhs,))
+    ]
 
 
 def products(eqn: Eqn) -> int:

@@ -101,6 +101,7 @@ def check_shrunk(
         producers.add(problem.taken)
         for part, scale in _tried(problem, piece, limits, room):
             if time.monotonic() > end:
+                reasons = {f"not all tried within {limits.seconds:g} s": None, **reasons}
                 break
             try:
                 small, facts = shrunk(part, piece.ancestry.facts, scale, piece.region)
@@ -327,8 +328,7 @@ def _rewritten(
 ) -> Piece:
     """The pass's own rewrite of the smaller program, of the same kind as of the larger.
 
-    As many equations of each kind, either of the site alone or with all that was run with it: a
-    constant that was made in another body is part of the site where it is made in this one.
+    As many equations of each kind, either of the site alone or with all that was run with it.
     """
     recorder = Recorder()
     rewrite(body, recorder.recording([p]), facts=facts)
@@ -354,8 +354,23 @@ def _what(kept: Sequence[Kept]) -> str:
 
 
 def _kinds(*parts: Cut) -> tuple[Counter[str], ...]:
-    """How many equations of each kind there are; those in calls in their place."""
-    return tuple(Counter(e.primitive.name for e in _flat(part.eqns)) for part in parts)
+    """How many equations of each kind there are; those in calls in their place.
+
+    Not what makes a constant: one that was made in another body is part of the site where it is
+    made in this one.
+    """
+    return tuple(Counter(e.primitive.name for e in _flat(_varying(part.eqns))) for part in parts)
+
+
+def _varying(eqns: Sequence[Eqn]) -> list[Eqn]:
+    constants: set[Var] = set()
+    kept = []
+    for eqn in eqns:
+        if eqn.effects or any(jaxprs.is_var(a) and a not in constants for a in eqn.invars):
+            kept.append(eqn)
+        else:
+            constants.update(eqn.outvars)
+    return kept
 
 
 def _flat(eqns: Sequence[Eqn]) -> Iterator[Eqn]:

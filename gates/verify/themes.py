@@ -13,6 +13,8 @@ from .inputs import Theme
 _Rng = np.random.Generator
 MOST_SPECIAL = 20
 """No type has more `special_values`."""
+MOST_VALUES = 64
+"""Runs that may be spent on giving integers every value of their ranges."""
 _SOME = 64
 """Values of which a theme of ties takes its few."""
 
@@ -35,6 +37,39 @@ def _at(which: str) -> Any:
         return np.resize(np.array(ends, kind), n)
 
     return fill
+
+
+def _powers(rng: _Rng, n: int, lo: int, hi: int) -> Any:
+    """Powers of two and their neighbours, in another order each time: where words and tiles end."""
+    kind = np.uint64 if hi >= 2**63 else np.int64
+    near = {sign * 2**k + d for k in range(64) for d in (-1, 0, 1) for sign in (1, -1)}
+    found = rng.permutation(np.array(sorted(v for v in near if lo <= v <= hi) or [lo], kind))
+    return np.resize(found, n)
+
+
+def _values_from(first: int) -> Any:
+    def fill(rng: _Rng, n: int, lo: int, hi: int) -> Any:
+        if hi - lo >= MOST_VALUES * max(n, 1):
+            return _uniform(rng, n, lo, hi)
+        turn = np.arange(first * n, (first + 1) * n, dtype=np.int64) % (hi - lo + 1)
+        return rng.permutation(turn.astype(np.uint64) + np.uint64(lo) if hi >= 2**63 else turn + lo)
+
+    return fill
+
+
+def each_value(ranges: Sequence[tuple[int, int, int]]) -> tuple[Theme, ...]:
+    """Themes in which each integer input has every value of its range, where that is few runs.
+
+    Args:
+        ranges: elements of each, and the ends of its range. None follow of ranges that would need
+            more than `MOST_VALUES` runs.
+    """
+    runs = [-(-(hi - lo + 1) // n) for n, lo, hi in ranges if n > 0]
+    most = max((r for r in runs if r <= MOST_VALUES), default=0)
+    return tuple(
+        Theme(f"every value, part {i}", _values_from(i), _normal, _shuffled, _parts)
+        for i in range(most)
+    )
 
 
 def _sorted(rng: _Rng, n: int, lo: int, hi: int) -> Any:
@@ -130,6 +165,22 @@ def _sprinkled(rng: _Rng, n: int, dtype: Any) -> Any:
     return found
 
 
+def _mostly(filler: float | None) -> Any:
+    """All but a few one special value, as rows that are masked out are; what is left, anything."""
+
+    def fill(rng: _Rng, n: int, dtype: Any) -> Any:
+        values = special_values(dtype)
+        fill_with = rng.choice(values) if filler is None else np.array(filler).astype(dtype)
+        found = np.full(n, fill_with, dtype)
+        at = rng.random(n) < 1 / 32
+        found[at] = _sprinkled(rng, int(at.sum()), dtype)
+        other = at & (rng.random(n) < 0.5)
+        found[other] = rng.choice(values, int(other.sum()))
+        return found
+
+    return fill
+
+
 def _subnormal(rng: _Rng, n: int, dtype: Any) -> Any:
     info: Any = jnp.finfo(dtype)
     least = float(info.smallest_normal)
@@ -167,6 +218,16 @@ def _ends_swapped(rng: _Rng, n: int) -> Any:
 
 def _parts(rng: _Rng, groups: int, rows: int) -> Any:
     cuts = np.sort(rng.integers(0, rows, max(groups - 1, 0), endpoint=True))
+    return np.diff(np.concatenate([[0], cuts, [rows]]))[:groups]
+
+
+def _tiled(rng: _Rng, groups: int, rows: int) -> Any:
+    """Groups that end where tiles of some power of two do, and some of just one tile."""
+    tiles = [t for t in (8, 16, 32, 64, 128, 256, 512) if t <= rows]
+    if not tiles:
+        return _parts(rng, groups, rows)
+    tile = int(rng.choice(tiles))
+    cuts = np.sort(rng.integers(0, rows // tile, max(groups - 1, 0), endpoint=True)) * tile
     return np.diff(np.concatenate([[0], cuts, [rows]]))[:groups]
 
 
@@ -211,6 +272,8 @@ EXACT = (
     Theme("random, NaN only", _uniform, _nan_only, _turned, _none),
     Theme("random, one value", _uniform, _constant, _shuffled, _alternate),
     Theme("random, special values", _uniform, _special, _shuffled, _parts),
+    Theme("powers of two, mostly -inf", _powers, _mostly(-np.inf), _ends_swapped, _tiled),
+    Theme("few values, mostly one special value", _few, _mostly(None), _shuffled, _tiled),
 )
 """For contracts on bits, and for what is no number of a rounding contract."""
 
@@ -253,6 +316,7 @@ FINITE = (
     Theme("both ends, moderate exponents", _at("both"), _moderate, _turned, _not_all),
     Theme("all but one alike, subnormals", _mostly_one, _subnormal, _shuffled, _none),
     Theme("reversed", _falling, _ordered(-1), _ends_swapped, _alternate),
+    Theme("powers of two, tiles", _powers, _normal, _shuffled, _tiled),
 )
 """For contracts on rounding: what is finite stays so, and integers are the same."""
 
@@ -262,10 +326,13 @@ SPOILED = Theme("random, some special values", _uniform, _sprinkled, _shuffled, 
 REAL = Theme("normal", _uniform, _normal, _shuffled, _parts, real_cotangents=True, scaled=True)
 """For derivatives at what is no integer."""
 
+MODERATE = Theme("moderate exponents", _uniform, _moderate, _shuffled, _tiled)
+"""For derivatives away from one, too: at up to 2⁸ and down to 2⁻⁸ times a normal number."""
+
 ROUNDED = (
     Theme("normal", _uniform, _normal, _shuffled, _parts, real_cotangents=True, scaled=True),
     Theme("normal, ties", _few, _normal, _shuffled, _not_all, scaled=True),
-    Theme("halfway", _uniform, _halfway, _shuffled, _parts, scaled=True),
+    Theme("halfway, tiles", _uniform, _halfway, _shuffled, _tiled, scaled=True),
     Theme(
         "normal, one group",
         _mostly_one,

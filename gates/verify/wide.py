@@ -35,7 +35,9 @@ def wide_differs(problem: Problem, tally: Tally, end: float, seeds: int) -> Brok
             if time.monotonic() > end:
                 return None
             theme = across_range(share)
-            ((_, arrays),) = filled(problem, [theme], 1, seed)
+            arrays = next((a for _, a in filled(problem, [theme], 1, seed)), None)
+            if arrays is None:
+                continue
             try:
                 exact = _within(problem, problem.before, arrays)
                 if exact is None or _within(problem, problem.after, arrays) is None:
@@ -46,7 +48,7 @@ def wide_differs(problem: Problem, tally: Tally, end: float, seeds: int) -> Brok
             tally.runs += 1
             if isinstance(after, str):
                 return Broken(after, theme.name, tuple(arrays))
-            place = _far(before, after, exact)
+            place = far(before, after, exact)
             if place is not None:
                 return Broken(place, theme.name, tuple(arrays))
             break
@@ -73,13 +75,14 @@ def _within(problem: Problem, part: Cut, arrays: Sequence[Array]) -> list[Array]
         return None if left else [np.asarray(v) for v in found]
 
 
-def _far(before: list[Array], after: list[Array], exact: list[Array]) -> Place | None:
+def far(before: list[Array], after: list[Array], exact: list[Array]) -> Place | None:
+    """Where a rewrite's result is far from the original's, which is close to the exact one."""
     for i, (b, a, e) in enumerate(zip(before, after, exact, strict=True)):
         if not is_float(b.dtype) or a.dtype != b.dtype or a.shape != b.shape:
             continue  # compared elsewhere
         if Apart().plus(b, e).close and not Apart().plus(b, a).close:
-            far = np.abs(a.astype(np.float64) - b.astype(np.float64))
-            far = np.nan_to_num(far, nan=np.inf)
-            at = tuple(int(n) for n in np.unravel_index(int(np.argmax(far)), far.shape))
-            return Place(i, at, shown(b[at]), shown(a[at]), int((far > 0).sum()), far.size)
+            gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
+            gap = np.nan_to_num(gap, nan=np.inf)
+            at = tuple(int(n) for n in np.unravel_index(int(np.argmax(gap)), gap.shape))
+            return Place(i, at, shown(b[at]), shown(a[at]), int((gap > 0).sum()), gap.size)
     return None

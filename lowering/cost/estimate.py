@@ -39,9 +39,9 @@ def op_costs(module: HloModule, chip: Chip, figures: Figures) -> tuple[OpCost, .
 
 
 def unknown_loops(module: HloModule) -> list[str]:
-    """The ``while`` instructions whose trip count can't be read, by name."""
+    """The ``while`` instructions whose trip count can't be read: their lines, or their names."""
     return [
-        op.name
+        module.source(op) or op.name
         for where in module.computations.values()
         for op in where.instructions.values()
         if op.opcode == "while" and trip_count(module, where, op) is None

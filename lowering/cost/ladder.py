@@ -147,6 +147,7 @@ def build_cost(
     rung = figures.rung
     if rung in ("profile", "salvaged") and not any(op.rung == rung for op in ops):
         rung = "bundles" if any(op.bundles for op in ops) else "counts"
+        notes = [*notes, "no cycles: the static analysis gives none for any of its operations"]
     return Cost(
         name=staged.name,
         target=staged.target,

@@ -181,7 +181,7 @@ class Cost:
     ops: tuple[OpCost, ...] = field(repr=False)
     memory: Memory
     counts: Mapping[str, int] = field(repr=False)
-    """Instructions of the compiled program by kind, fused ones left out."""
+    """Instructions of the compiled program by kind, fused ones included."""
     sorts: Mapping[int, int]
     """Sorts by their number of operands."""
     collectives: tuple[Collective, ...]
@@ -232,6 +232,13 @@ class Cost:
     def milliseconds(self, cycles: float) -> float:
         """Cycles as milliseconds at the stated clock."""
         return 1000 * cycles / self.chip.clock
+
+    def duration(self, cycles: float) -> str:
+        """Cycles as a time at the stated clock: ``0.6387 ms``, ``0.3 µs``."""
+        milliseconds = self.milliseconds(cycles)
+        if 0 < milliseconds < 1e-3:
+            return f"{1000 * milliseconds:.3g} µs"
+        return f"{milliseconds:.4g} ms"
 
     @property
     def kernels(self) -> tuple[OpCost, ...]:

@@ -26,7 +26,7 @@ def unit_triangular_inverse(a: jax.Array, lower: bool, left: bool = True) -> jax
 
     def inverse(a: jax.Array) -> jax.Array:
         x = _lower(a) if lower else transposed(_lower(transposed(a)))
-        return solved(a, x, _identity(a), lower, left)
+        return solved(a, x, _identity(a), lower, left, carefully=lower != left)
 
     def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         (a,), (da,) = primals, tangents
@@ -40,18 +40,50 @@ def unit_triangular_inverse(a: jax.Array, lower: bool, left: bool = True) -> jax
     return result
 
 
-def solved(a: jax.Array, inverse: jax.Array, b: jax.Array, lower: bool, left: bool) -> jax.Array:
+def solved(
+    a: jax.Array,
+    inverse: jax.Array,
+    b: jax.Array,
+    lower: bool,
+    left: bool,
+    carefully: bool = False,
+) -> jax.Array:
     """``a⁻¹ b``, or ``b a⁻¹``, of unit triangular matrices whose inverses are known.
 
     One step of refinement makes up for what the product with an inverse loses. The diagonal's ones
     are left out of the product with ``a``, so that its rounding errors stay as small as ``b - x``.
+    What it is worth is what the residual is: ``carefully`` sums that up in parts, without loss.
+    Solves in one direction add up in an order of few errors, and take such care to be matched.
     """
     off = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
-    if left:
-        x = matmul(inverse, b)
-        return x + matmul(inverse, (b - x) - matmul(off, x))
-    x = matmul(b, inverse)
-    return x + matmul((b - x) - matmul(x, off), inverse)
+    x = matmul(inverse, b) if left else matmul(b, inverse)
+    one, other = (off, x) if left else (x, off)
+    rest = _residual(b, x, one, other) if carefully else (b - x) - matmul(one, other)
+    return x + (matmul(inverse, rest) if left else matmul(rest, inverse))
+
+
+def _residual(b: jax.Array, x: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
+    """``b - x - one @ other``, the product in parts of a few terms, and what each sum loses."""
+    n = one.shape[-1]
+    width = max(1, n // _PARTS)
+    rest, lost = _sum(b, -x)
+    for start in range(0, n, width):
+        left = lax.slice_in_dim(one, start, start + width, axis=-1)
+        part = matmul(left, lax.slice_in_dim(other, start, start + width, axis=-2))
+        rest, more = _sum(rest, -part)
+        lost = lost + more
+    return rest + lost
+
+
+_PARTS = 8
+"""Of one product: more would be more exact, and more to do."""
+
+
+def _sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A sum as rounded, and exactly what rounding took from it (Knuth's two-sum)."""
+    total = a + b
+    of_b = total - a
+    return total, (a - (total - of_b)) + (b - of_b)
 
 
 def transposed(a: jax.Array) -> jax.Array:

@@ -62,6 +62,18 @@ def test_one_program(costs, capfd):
     assert "sorts by operands: 1 of 2" in out
 
 
+def test_columns_without_a_figure_are_left_out(costs, capfd):
+    costs(a=A, b=made({}))
+    heads = []
+    for name in "ab":
+        assert main(["cost", f"x.py:{name}"]) == 0
+        out = capfd.readouterr().out
+        heads += [line.split() for line in out.splitlines() if "HBM bytes  " in line]
+    rest = ["×", "HBM", "bytes", "operation"]
+    assert heads == [["cycles", "bound", "by", *rest], ["cycles", "at", "least", *rest]]
+    assert "note: no cycles: the static analysis gives none for any of its operations" in out
+
+
 @pytest.mark.parametrize(
     ("b", "code", "said"),
     [
@@ -114,6 +126,7 @@ def test_a_program_against_itself_rewritten(costs, capfd, monkeypatch, parsed, t
     html = tmp_path / "cost.html"
     assert main(["cost", "x.py:a", "--passes-b", "packed", "--html", str(html)]) == 0
     out = capfd.readouterr().out
+    assert "B  x.py:a with packed\n" in out
     assert "B costs no more" in out
     assert f"{saving:,.0f}" in out.split("by rewrite")[1].splitlines()[1]
     assert "100 % of the change is at the rewrites' places" in out

@@ -150,7 +150,7 @@ BAD = [
     (["diff", "cases.py", "base.program"], "not a whole relower artifact"),
     (["diff", "base.program", "base.program", "--allow", "jaxx"], "did you mean 'jax'"),
     (["lower", "cases.py:fails", "--arg", "f32[8,3]"], "can't be traced: TypeError"),
-    (["lower", "cases.py:plain"], "takes 1 arguments"),
+    (["lower", "cases.py:plain"], "takes 1 argument "),
     (["lower", "cases.py:plain", "--arg", "f33[8]"], "no dtype 'f33'"),
     (["lower", "cases.py:base", "--target", "TPU9"], "target 'TPU9'"),
     (["lower", "cases.py:base", "--mesh", "data"], "--mesh 'data': wanted"),

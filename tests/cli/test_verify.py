@@ -32,7 +32,7 @@ def test_verified(cases, capsys, monkeypatch):
     assert main(["verify", f"{cases}:case", "--mutants", "--seeds", "1"]) == 0
     out = capsys.readouterr().out
     assert "VERIFIED  nonnegative_index@known#1  select_n → i32[3]" in out
-    assert "bitwise on 14 inputs" in out
+    assert "bitwise on 18 inputs" in out
     assert out.rstrip().splitlines()[-1].startswith("VERIFIED: 1 of 1 site verified, ")
     assert max(map(len, out.splitlines())) <= 80
 

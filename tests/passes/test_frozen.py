@@ -167,3 +167,12 @@ def test_paths():
 
 def test_the_public_name():
     assert relower.Frozen is Frozen
+
+
+def test_a_trained_parameter_whose_gradient_isnt_used_is_not_called_frozen():
+    """Where only the loss is returned, nothing says which parameters are trained."""
+    report = explain(lambda p, x: BOTH(p, x)[0], P, X, passes=["frozen_gradient"])
+    assert len(report.frozen) == 3
+    lines = [line for line in str(report).splitlines() if "FLOPs" in line]
+    assert sum("nothing needs its gradient, saves" in line for line in lines) == 3
+    assert "recognised" not in str(report)

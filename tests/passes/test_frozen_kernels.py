@@ -217,6 +217,7 @@ def test_recognised_and_not_separable(why):
     ((reason,),) = why(report, NAME)
     assert reason.startswith("inseparable: ")
     assert "result 0, which get at" in reason
+    assert "(the call: jax keeps no line of what a backward rule does) touches" in reason
 
 
 # --- near misses --------------------------------------------------------------------------------

@@ -67,6 +67,18 @@ def test_every_bit_of_every_window(same, narrow, wide):
     same(lambda x: windows(x.astype(wide)), x, passes=[NAME], applied=ONE, eager=True)
 
 
+@pytest.mark.parametrize("name", ["e4m3fnuz", "e5m2fnuz", "e4m3b11fnuz"])
+def test_a_negative_zero_is_none_of_a_type_that_has_one_zero(name):
+    narrow = getattr(jnp, f"float8_{name}")
+    pad = lambda x, by: windows(
+        lax.pad(x.astype(np.float32), by, ((0, 0, 0), (3, 0, 0), (0, 0, 0)))
+    )
+    x = jax.ShapeDtypeStruct((2, 11, 6), narrow)
+    assert explain(lambda x: pad(x, np.float32(0.0)), x, passes=[NAME]).counts() == ONE
+    (site,) = explain(lambda x: pad(x, np.float32(-0.0)), x, passes=[NAME]).declined
+    assert [r.code for r in site.reasons][:1] == ["pad-constant"]
+
+
 def test_double_precision(same, x64):
     same(lambda x: windows(x.astype(np.float64)), awkward((2, 11, 6), np.float32),
          passes=[NAME], applied=ONE)  # fmt: skip

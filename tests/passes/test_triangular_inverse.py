@@ -246,6 +246,56 @@ def test_an_inverse_at_hand_is_multiplied_by(left_side, transpose_a):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+GROWING = {
+    "entries of one half": lambda r, shape: 0.5 * r.randn(*shape),
+    "entries of one": lambda r, shape: r.randn(*shape),
+    "of many sizes": lambda r, shape: 0.05 * r.randn(*shape) * np.exp(3 * r.randn(*shape)),
+}
+DRAWS = 128
+
+
+def mean_ratio(fn, lower, exactly, *args):
+    """Errors after over before, in the geometric mean over draws; args start with the matrices."""
+    off = np.tril(args[0], -1) if lower else np.triu(args[0], 1)
+    want = exactly(np.linalg.inv(np.eye(off.shape[-1]) + off.astype(np.float64)))
+    axes = (-2, -1)
+    errors = [
+        np.linalg.norm(np.asarray(jax.jit(f)(*args), np.float64) - want, axis=axes)
+        for f in (fn, opt(fn))
+    ]
+    return np.exp(np.mean(np.log(errors[1] / errors[0])))
+
+
+@pytest.mark.parametrize("kind", GROWING)
+@pytest.mark.parametrize("left_side", [False, True])
+@pytest.mark.parametrize("lower", [False, True])
+def test_inverses_that_grow_from_any_side(lower, left_side, kind):
+    fn = lambda a: solve(EYE(a), a, left_side=left_side, lower=lower)
+    a = GROWING[kind](np.random.RandomState(0), (DRAWS, 32, 32)).astype(np.float32)
+    assert mean_ratio(fn, lower, lambda x: x, a) <= MOST
+
+
+@pytest.mark.parametrize("kind", GROWING)
+@pytest.mark.parametrize("left_side", [False, True])
+@pytest.mark.parametrize("transpose_a", [False, True])
+def test_inverses_at_hand_that_grow(transpose_a, left_side, kind):
+    def fn(a, b):
+        x = solve(EYE(a), a)
+        made = solve(b, a, left_side=left_side, transpose_a=transpose_a)
+        return made + lax.optimization_barrier(x) * 0
+
+    def exactly(x):
+        x = x.swapaxes(-1, -2) if transpose_a else x
+        return x @ b if left_side else b @ x
+
+    r = np.random.RandomState(0)
+    a, b = (
+        f(r, (DRAWS, 32, 32)).astype(np.float32) for f in (GROWING[kind], GROWING["entries of one"])
+    )
+    assert explain(fn, a, b, passes=[NAME]).counts() == {NAME: 2}
+    assert mean_ratio(fn, True, exactly, a, b) <= MOST
+
+
 # --- mutants ------------------------------------------------------------------------------------
 
 MATMUL, LEVEL = block_inverse.matmul, block_inverse._level
@@ -258,12 +308,15 @@ def rounded(a, b):
 
 
 MUTANTS = {
-    "products in the other order": ("matmul", lambda a, b: MATMUL(b, a)),
+    "products in the other order": (
+        "matmul",
+        lambda a, b: MATMUL(b, a) if a.shape == b.shape else MATMUL(a, b),
+    ),
     "products rounded to bfloat16": ("matmul", rounded),
     "blocks above the diagonal": ("_level", lambda r, c, s: LEVEL(c, r, s)),
     "a level left out": ("_level", lambda r, c, s: LEVEL(r, c, s) & (s != 8)),
     "halves of other blocks": ("_level", lambda r, c, s: LEVEL(r + s, c + s, s)),
-    "no refinement": ("solved", lambda a, x, b, lower, left: MATMUL(x, b)),
+    "no refinement": ("solved", lambda a, x, b, lower, left, carefully=False: MATMUL(x, b)),
 }
 
 
@@ -279,6 +332,14 @@ def test_mutants_are_caught(monkeypatch, mutant):
     got = [error(a, w) for a, w in zip(compiled(64, "opt(grad)")(x, g), want, strict=True)]
     compiled.cache_clear()
     assert not all(mine <= MOST * theirs for mine, theirs in zip(got, plain, strict=True))
+
+
+def test_a_residual_summed_up_at_once_is_caught(monkeypatch):
+    monkeypatch.setattr(
+        block_inverse, "_residual", lambda b, x, one, other: b - x - MATMUL(one, other)
+    )
+    with pytest.raises(AssertionError):
+        test_inverses_that_grow_from_any_side(False, True, "entries of one")
 
 
 def test_a_wrong_derivative_is_caught(monkeypatch):

@@ -13,6 +13,7 @@ from relower.gates.verify import shrunk as shrinking
 from relower.gates.verify.check import Limits
 from relower.gates.verify.dimensions import Dimensions, groups, keys
 from relower.gates.verify.divided import ByDimension
+from relower.gates.verify.problem import cost
 from relower.gates.verify.record import Recorder
 from relower.gates.verify.shrunk import CannotShrink, check_shrunk, shrunk
 from relower.gates.verify.verdict import Checked, Verdict
@@ -136,6 +137,25 @@ def test_a_constant_of_another_body_is_made_in_the_smaller_program():
     assert not isinstance(found, str), found
     assert found[0].shrunk
     assert asked[-1][0][-1] >= 32
+
+
+def test_a_grouped_product_counts_its_operands_for_each_group():
+    """A CPU has them whole, once for each: 23 GB of a product whose operands are 1.2."""
+    product = lambda x, w: lax.ragged_dot(x, w, jnp.full(64, 8, jnp.int32))
+    x, w = (512, 16), (64, 16, 8)
+    assert cost(part(product, x, w).eqns)[1] > 64 * 512 * 16 * 4
+    weights = lambda x, w: jax.vjp(lambda w: product(x, w), w)[1](jnp.ones((512, 8)))[0]
+    assert cost(part(weights, x, w).eqns)[1] > 64 * 512 * (16 + 8) * 4
+
+
+def test_what_makes_a_constant_is_no_part_of_a_rewrites_kind():
+    """Zeros to add to may be made in another body, where another equation is as well."""
+    kinds = shrinking._kinds
+    with_zeros = lambda x: jnp.eye(64, dtype=x.dtype).at[0].set(0) + jnp.sin(x)
+    without = lambda x, zeros: zeros + jnp.sin(x)
+    alike = kinds(part(with_zeros, (64, 64))), kinds(part(without, (64, 64), (64, 64)))
+    assert alike[0] == alike[1]
+    assert kinds(part(lambda x, zeros: zeros + jnp.cos(x), (64, 64), (64, 64))) != alike[0]
 
 
 def test_what_the_rewrite_alone_reads_stands_in_the_smaller_program():

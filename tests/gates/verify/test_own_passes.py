@@ -1,5 +1,7 @@
 """Rewrites of somebody's own pass that are wrong in one respect only: none is VERIFIED."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,10 @@ import pytest
 from jax import lax
 from jax.extend.core.primitives import neg_p
 
-from relower import explain, optimize, verify
+from relower import assume_range, explain, optimize, verify
 from relower.gates.verify.themes import MOST_SPECIAL, special_values
 from relower.gates.verify.verdict import Verdict
-from relower.passes import Contract, Example, Match, Pass, Replacement
+from relower.passes import Contract, Example, Match, Pass, Replacement, registry
 from relower.passes.guarded import PassFault
 
 BITWISE, VALUE, ROUNDING = Contract.BITWISE, Contract.VALUE, Contract.ROUNDING
@@ -168,3 +170,78 @@ def test_a_pass_that_matches_what_it_puts_there_is_told_once(quick):
     assert "16 applied" in text
     assert text.count("own  neg → f32[8], 16 times") == text.count("own  neg") == 1
     assert "stopped after 16 rounds with sites still applying" in text
+
+
+def tampered(name, wrong):
+    """One of relower's passes with ``wrong(operands, result)`` in place of its last result."""
+    whole = registry.by_name(name)
+
+    def replaced(match):
+        way = whole.replace(match)
+
+        def fn(*operands):
+            outs = list(way.fn(*operands)) if way.fn is not None else list(operands)
+            return [*outs[:-1], wrong(operands, outs[-1])]
+
+        return dataclasses.replace(way, fn=fn, key="tampered")
+
+    return dataclasses.replace(whole, name="own", replace=replaced, mutants={})
+
+
+def indexed(table, places):
+    return table[assume_range(places, 0, table.size - 1)]
+
+
+def where_a_group_is_one_tile(operands, out):
+    (sizes,) = (x for x in operands if x.dtype == jnp.int32)
+    return jnp.where(jnp.any(sizes == 128), 0, out)
+
+
+def where_one_infinity_is_left(operands, out):
+    (scores,) = operands
+    left = scores > -jnp.inf
+    alone = (left.sum(-1) == 1) & (scores.max(-1) == jnp.inf)
+    return jnp.where(alone[:, None], 0, out)
+
+
+def put(wrong, index):
+    return lambda operands, out: jnp.where(out == index, wrong, out)
+
+
+F32, I32 = jnp.float32, jnp.int32
+PLACES = jax.ShapeDtypeStruct((64,), I32)
+RARE = {
+    "the last index": ("nonnegative_index", put(4094, 4095), indexed, [(4096,), PLACES]),
+    "one index of many": ("nonnegative_index", put(778, 777), indexed, [(4096,), PLACES]),
+    "a power of two": ("nonnegative_index", put(0, 1 << 16), indexed, [(1 << 20,), PLACES]),
+    "a group of one tile": ("gmm_swiglu", where_a_group_is_one_tile, None, [(256, 128)]),
+    "a masked row": ("top_k_by_argmax", where_one_infinity_is_left, None, [(512, 64)]),
+}
+
+
+@pytest.mark.parametrize("case", RARE)
+def test_what_is_wrong_at_rare_places_only(case, quick):
+    name, wrong, fn, shapes = RARE[case]
+    made = tampered(name, wrong)
+    own = registry.by_name(name)
+    given = [jax.ShapeDtypeStruct(s, F32) if isinstance(s, tuple) else s for s in shapes]
+    args = [*given, *own.examples()[0].args[len(given) :]]
+    found = verify(fn or own.before, *args, passes=[made], limits=quick)
+    assert found.sites[0].checked.verdict is Verdict.VIOLATION
+
+
+@pytest.mark.parametrize("contract", [VALUE, ROUNDING])
+def test_a_derivative_that_is_wrong_for_large_values_only(quick, contract):
+    x = np.zeros(64, np.float32)
+    halved = with_derivative(lambda x, g: -jnp.where(jnp.abs(x) > 100, g / 2, g))
+    assert checked(halved, x, quick, contract).verdict is Verdict.VIOLATION
+    assert checked(with_derivative(lambda x, g: -g), x, quick, contract).verdict is Verdict.VERIFIED
+
+
+def test_what_is_stated_of_a_value_holds_in_every_run(quick):
+    """A violation is shown on values that the program allows, with all that makes them."""
+
+    made = tampered("nonnegative_index", put(4094, 4095))
+    (site,) = verify(indexed, jnp.zeros(4096), PLACES, passes=[made], limits=quick).sites
+    example = site.checked.counterexample
+    assert all(0 <= a.min() <= a.max() <= 4095 for a in example.arrays if a.dtype == np.int32)

@@ -73,13 +73,25 @@ def test_a_program_whose_analysis_aborts_still_has_a_report():
     assert logs() == before
 
 
-def test_a_loop_runs_as_often_as_its_condition_says():
+def test_a_loop_runs_as_often_as_its_condition_says_or_is_marked():
     def steps(x):
-        return lax.scan(lambda c, _: (c, jnp.sort(c + 1.0)[0]), x, None, length=7)[1]
+        y = lax.scan(lambda c, _: (c, jnp.sort(c + 1.0)[0]), x, None, length=7)[1]
+        halve = lambda c: c * 0.5
+        return y, lax.while_loop(lambda c: c.max() > 1.0, halve, jnp.cumsum(x))
 
     cost = relower.cost(steps, jax.ShapeDtypeStruct((4096,), jnp.float32))
     (op,) = [op for op in cost.ops if op.kind.startswith("sort")]
     assert op.times == 7
+    line = steps.__code__.co_firstlineno
+    assert op.source == f"{__file__}:{line + 1}"
+    unknown = {op.source for op in cost.ops if op.times is None} - {None}
+    assert f"{__file__}:{line + 2}" in unknown
+    assert unknown <= {f"{__file__}:{line + 2}", f"{__file__}:{line + 3}"}
+    (note,) = [note for note in cost.notes if "unknown number of times" in note]
+    assert f"({__file__}:{line + 3}): left out of totals" in note
+    # jax lowers a cumulative sum without a line; that of its call stands for it.
+    (sums,) = {op.source for op in cost.ops if (op.scope or "").endswith("reduce_window_sum")}
+    assert sums == f"{__file__}:{line + 3}"
 
 
 def test_a_limit_ends_the_compiler():
