@@ -137,9 +137,11 @@ class Walker:
             if port.outer is None:
                 continue
             if port.flow is Flow.CARRY:
-                carry = carried_inputs(caller.entered)[port.outer]
                 walk.carries.append((caller.scope, caller.index, port.outer))
-                yield scope, jaxprs.invars(scope.body)[carry]
+                # Into the loop's body, and into its condition where it has one.
+                for key, child in caller.scope.children[caller.index].items():
+                    carry = carried_inputs(caller.scope.entered(caller.index, key))[port.outer]
+                    yield child, jaxprs.invars(child.body)[carry]
             yield caller.scope, caller.scope.eqns[caller.index].outvars[port.outer]
 
 

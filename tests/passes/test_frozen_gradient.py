@@ -325,6 +325,27 @@ def test_optimizers_and_metrics_that_read_it(name):
         optimize(step, passes=[NAME])(*args)
 
 
+def test_a_sum_that_decides_how_long_a_loop_runs():
+    """What a condition reads is read in each iteration, whatever becomes of it afterwards."""
+
+    def step(p, xs):
+        def more(carry):
+            return (carry[0] < STEPS) & (jnp.sum(carry[2]["kernel"]) < 1e9)
+
+        def add(carry):
+            i, total, sums = carry
+            made, grads = jax.value_and_grad(loss)(p, xs[i])
+            return i + 1, total + made, jax.tree.map(jnp.add, sums, grads)
+
+        _, total, sums = lax.while_loop(more, add, (0, 0.0, zeros(p)))
+        return {**jax.tree.map(lambda w, g: w - 0.1 * g, p, sums), "kernel": p["kernel"]}, total
+
+    (leaf,) = explain(step, *data(), passes=[NAME]).frozen
+    assert (leaf.path, leaf.status.value) == ("p/kernel", "declined")
+    assert leaf.reasons[0].code == "read-first"
+    assert any(reader.startswith("reduce_sum") for reader in leaf.readers), leaf.readers
+
+
 def test_a_sum_over_several_steps_that_the_state_keeps():
     """`optax.MultiSteps` around everything sums up every gradient; around the trained, only these.
 
