@@ -164,10 +164,11 @@ def _brief(eqn: Eqn) -> str:
 
 def refusal_key(
     p: Pass, scope: Scope, index: int, replacement: Replacement
-) -> tuple[str, tuple[int, ...]]:
+) -> tuple[str, bool, tuple[int, ...]]:
     """Identifies what would be replaced, from one round to the next: equations keep their objects.
 
-    Of an equation that is found again with others, as when a collective fits another group, that
-    it can't be substituted with the first ones says nothing.
+    Of an equation that is found again with others, as when a collective fits another group, or to
+    which a value is at hand that had to be brought before, what was seen then says nothing.
     """
-    return p.name, tuple(id(scope.eqns[i]) for i in (index, *replacement.also))
+    equations = tuple(id(scope.eqns[i]) for i in (index, *replacement.also))
+    return p.name, replacement.wants is not None, equations

@@ -39,6 +39,16 @@ FOUND = {
                                 Node("permuted", 1027537016))),)),)),
         ("packed_all_gather", "packed_psum_scatter"),
     ),
+    # A site that a value couldn't be brought to was declined when the value was at hand, too.
+    "an inverse that another rewrite leaves at hand": (
+        Plan(t=4, d=4, dtype="float32", transform="grad", contract="rounding", eager=False,
+             mesh=None, some=None, seed=471274619,
+             nodes=(Node("while", 133508027,
+                         (Node("fused", 371297643),
+                          Node("while", 387931752,
+                               (Node("twice", 322385756, (Node("layer", 14902695),)),)))),)),
+        ("inverse_permutation", "permutation_scatter"),
+    ),
     # Of the checks: float64 didn't round what the rewritten program reads as bits.
     "a bfloat16 read as bits, compared in float64": (
         Plan(t=4, d=4, dtype="float32", transform="grad outside", contract="value", eager=True,
