@@ -135,6 +135,7 @@ class _Rewriting:
 
     def _substituted(self) -> tuple[Mapping[Place, Accepted], list[Site], Rewritten | None]:
         """What was accepted in a round, all its verdicts, and the program with it in place."""
+        start, brought = self.closed, dict(self.brought)
         accepted, found = self._match()
         interpreter = Interpreter(accepted)
         while accepted:
@@ -150,9 +151,13 @@ class _Rewriting:
                 interpreter = Interpreter(accepted)
             except SiteDeclined as declined:
                 self.keep += _refuse(declined, accepted, self.refused)
+                anew = self.closed is not start
+                if anew:  # nothing is left that was brought for a site that is declined
+                    self._go_on_with(start)
+                    self.brought = dict(brought)
                 # A pass of less preference may take what this one had to give back.
                 accepted, found = self._match()
-                interpreter = interpreter.again(accepted)
+                interpreter = Interpreter(accepted) if anew else interpreter.again(accepted)
         return accepted, found, None
 
     def _match(self) -> tuple[Mapping[Place, Accepted], list[Site]]:
