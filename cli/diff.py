@@ -15,6 +15,7 @@ from ..gates.revision import is_case
 from ..lowering.artifact import load
 from ..lowering.change import Difference
 from ..lowering.diff import diff
+from ..lowering.errors import InputError
 from ..lowering.program import LEVELS, Level, Program
 from ..lowering.scratch import scratch
 from ..lowering.words import plural
@@ -47,6 +48,7 @@ def add(commands: Subparsers, summary: str) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     folder_exists("--html", options.html)
+    _of_cases(options)
     passes_b = options.passes if options.passes_b is None else options.passes_b
     a, notes_a = program(options, options.a, options.passes)
     b, notes_b = program(options, options.b, passes_b)
@@ -70,6 +72,28 @@ def _run(options: argparse.Namespace) -> int:
     return exit_code(found.verdict.value, trouble)
 
 
+_FOR_CASES = ("passes", "passes_b", "contract", "disable", "frozen", "assume", "arg", "target",
+              "route", "mesh")  # fmt: skip
+"""Options that say how a case is traced and lowered: an artifact has been."""
+
+
+def _is_lowered(what: str) -> bool:
+    return not is_case(what) or os.path.exists(what)
+
+
+def _of_cases(options: argparse.Namespace) -> None:
+    """Raises where an option is for a case and what it is for is an artifact."""
+    artifacts = [what for what in (options.a, options.b) if _is_lowered(what)]
+    given = [name for name in _FOR_CASES if getattr(options, name)]
+    if len(artifacts) == 1:  # the rest is for the other side
+        given = ["passes_b"] if options.passes_b is not None and _is_lowered(options.b) else []
+    if artifacts and given:
+        raise InputError(
+            f"--{given[0].replace('_', '-')} says how a case is lowered, and {artifacts[-1]} has "
+            "been: wanted FILE.py:NAME in its place, or no such option"
+        )
+
+
 def _page(found: Difference, options: argparse.Namespace, programs: tuple[Program, Program]) -> str:
     from ..gates.html_report import diff_page
 
@@ -80,7 +104,7 @@ def program(
     options: argparse.Namespace, what: str, passes: str | None
 ) -> tuple[Program, list[str]]:
     """The artifact at ``what``, or the case lowered in a process of its own, with notes on it."""
-    if not is_case(what) or os.path.exists(what):
+    if _is_lowered(what):
         found = read_foreign(what, options.timeout) if is_foreign(what) else load(what)
         return found, []
     from ..gates.child import passes_from

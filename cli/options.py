@@ -132,6 +132,11 @@ def job(options: argparse.Namespace, do: Any, spec: str, **more: Any) -> Job:
 def _fits(options: argparse.Namespace, do: str) -> None:
     """Raises where options speak of passes that don't run."""
     sides = [passes_from(s) for s in (options.passes, getattr(options, "passes_b", None))]
+    if do in ("verify", "bisect") and options.passes is not None and not sides[0]:
+        raise InputError(
+            f"--passes {options.passes}: there is nothing to {do}; wanted 'default', names of "
+            "passes, or no --passes"
+        )
     if do in ("explain", "bisect") and options.passes is None:
         sides[0] = sides[0] or "default"  # what they take to be meant
     told = [n for n in ("contract", "frozen", "assume", "disable") if getattr(options, n)]

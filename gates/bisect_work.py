@@ -44,6 +44,8 @@ def work(case: Case, request: dict[str, Any]) -> dict[str, Any]:
         try:
             found = bisect(base.fn, check, *base.args, most=options["most"], progress=note,
                            options=told, **base.kwargs)  # fmt: skip
+        except InputError:
+            raise
         except Exception as error:
             raise untraced(request["spec"], error, base.mesh is not None) from error
     return found.to_json()

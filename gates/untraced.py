@@ -17,8 +17,6 @@ def untraced(spec: str, error: Exception, has_mesh: bool) -> InputError:
         error: what was raised.
         has_mesh: whether the case names a mesh.
     """
-    if isinstance(error, InputError):
-        return error
     if isinstance(error, ValueError) and str(error).startswith(_OF_OPTIONS):
         return InputError(str(error))
     return untraceable(spec, error, has_mesh)

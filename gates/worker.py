@@ -134,6 +134,8 @@ def _explain(request: dict[str, Any]) -> Any:
                     assume=request["assume"],
                     **kwargs,
                 )
+        except InputError:
+            raise
         except Exception as error:
             raise untraced(request["spec"], error, chosen.mesh is not None) from error
     shown = report.to_json()
@@ -330,9 +332,11 @@ def _shape_of(leaf: Any) -> Any:
 
 def _not_applicable(error: BaseException | None) -> BaseException | None:
     """The `PassNotApplicable` that an error came from, which names every unmet requirement."""
-    while error is not None:
+    seen: set[int] = set()  # a program can raise an error from what that was raised from
+    while error is not None and id(error) not in seen:
         if type(error).__name__ == "PassNotApplicable":
             return error
+        seen.add(id(error))
         error = error.__cause__
     return None
 

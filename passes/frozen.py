@@ -132,6 +132,13 @@ class Request:
     """Whether the program was judged before its last rewrite: only what is to go counts."""
 
 
+@dataclass(frozen=True)
+class _Leaf:
+    """Stands for an output: a number would do, were it not that a function can return one."""
+
+    output: int
+
+
 def request(
     frozen: Frozen | None, assume: frozenset[str], inputs: Sequence[str], out_tree: Any
 ) -> Request:
@@ -141,9 +148,8 @@ def request(
       ValueError: no leaf matches, or ``grads`` or the tree of bools doesn't fit the output.
       TypeError: the predicate returns something else than a bool.
     """
-    numbered = list(range(out_tree.num_leaves))
     try:
-        out = jax.tree.unflatten(out_tree, numbered)
+        out = jax.tree.unflatten(out_tree, map(_Leaf, range(out_tree.num_leaves)))
     except Exception as fault:  # a node type that takes arrays only
         if frozen is not None:
             raise ValueError(
@@ -191,8 +197,7 @@ def _resolve(frozen: Frozen, out: Any, out_tree: Any) -> list[Declared]:
             f"{type(fault).__name__}: {fault}"
         ) from None
     leaves = jax.tree.leaves(grads)
-    known = range(out_tree.num_leaves)
-    if not leaves or not all(type(leaf) is int and leaf in known for leaf in leaves):
+    if not leaves or not all(type(leaf) is _Leaf for leaf in leaves):
         raise ValueError(
             f"frozen: grads returned {_shown(jax.tree.structure(grads))} of other things than "
             "leaves of the output; wanted a part of it, as in lambda out: out[1]"
@@ -200,7 +205,8 @@ def _resolve(frozen: Frozen, out: Any, out_tree: Any) -> list[Declared]:
     names = paths(grads)
     chosen = _chosen(frozen.leaves, names, grads)
     told = frozen.grads is not _whole
-    return [Declared(n, i, told) for n, i, c in zip(names, leaves, chosen, strict=True) if c]
+    found = zip(names, leaves, chosen, strict=True)
+    return [Declared(name, leaf.output, told) for name, leaf, c in found if c]
 
 
 def _chosen(leaves: Any, names: Sequence[str], grads: Any) -> list[bool]:

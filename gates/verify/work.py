@@ -59,6 +59,8 @@ def _verified(
             repro=options["repro"],
             again=options["again"],
         )
+    except InputError:
+        raise
     except Exception as error:
         raise untraced(request["spec"], error, chosen.mesh is not None) from error
     return found.to_json()

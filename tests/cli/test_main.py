@@ -58,6 +58,14 @@ def test_help_needs_no_jax(arguments):
     assert "usage: relower" in run.stdout
 
 
+def test_errors_that_come_from_each_other_end():
+    from relower.gates.worker import _not_applicable
+
+    one, other = ValueError("one"), KeyError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert _not_applicable(one) is None
+
+
 def test_help_of_the_whole_loads_no_command():
     code = (
         "import sys\nfrom relower.cli.main import main\n"
@@ -148,6 +156,15 @@ BAD = [
     (["diff", "none.py:base", "base.program"], "none.py: no such file"),
     (["diff", "cases.py:bse", "base.program"], "no 'bse'; it has"),
     (["diff", "cases.py", "base.program"], "not a whole relower artifact"),
+    (
+        ["diff", "base.program", "base.program", "--passes-b", "default"],
+        "--passes-b says how a case",
+    ),
+    (["diff", "cases.py:base", "base.program", "--passes-b", "x"], "base.program has been: wanted"),
+    (
+        ["diff", "base.program", "base.program", "--arg", "f32[8"],
+        "--arg says how a case is lowered",
+    ),
     (["diff", "base.program", "base.program", "--allow", "jaxx"], "did you mean 'jax'"),
     (["lower", "cases.py:fails", "--arg", "f32[8,3]"], "can't be traced: TypeError"),
     (["lower", "cases.py:plain"], "takes 1 argument "),

@@ -68,6 +68,7 @@ def test_what_is_turned_off_is_not_verified(cases, capsys, off):
         ),
         (["CASE", "--disable", "nonnegative_indx"], "did you mean 'nonnegative_index'"),
         (["CASE", "--seeds", "0"], "wanted a number of at least 1"),
+        (["CASE", "--passes", "none"], "--passes none: there is nothing to verify"),
     ],
 )
 def test_bad_input(cases, capsys, arguments, said):

@@ -126,6 +126,7 @@ MISFITS = {
     ),
     "no such part": (Frozen("wo", grads=broken), ValueError, "KeyError: 'grads'"),
     "no part": (Frozen("wo", grads=lambda out: 7), ValueError, "of other things than leaves"),
+    "a number": (Frozen("wo", grads=lambda out: {"wo": 1}), ValueError, "things than leaves of"),
 }  # fmt: skip
 
 
