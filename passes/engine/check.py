@@ -6,7 +6,7 @@ Pallas kernels, so this module does, outside in, each body under the context it 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...compat import bodies as compat_bodies
@@ -47,7 +47,7 @@ def check_rewritten(
     known.update(copies)
     fresh = [eqn for eqn in jaxprs.opened(new).eqns if id(eqn) not in known]
     made = {eqn.outvars[0]: eqn for eqn in before if eqn.outvars} if fresh else {}
-    check_equations(_without_repeats(eqn for eqn in fresh if not _typed_alike(eqn, made)))
+    check_equations([eqn for eqn in fresh if not _typed_alike(eqn, made)])
 
 
 def check_equations(eqns: Sequence[Eqn]) -> None:
@@ -93,35 +93,6 @@ def _typed_alike(eqn: Eqn, made: Mapping[Var, Eqn]) -> bool:
         and all(a is b for a, b in zip(eqn.outvars, old.outvars))
         and all(a.aval == b.aval for a, b in zip(eqn.invars, old.invars))
     )
-
-
-def _without_repeats(eqns: Iterable[Eqn]) -> list[Eqn]:
-    """Of several equations with the same params at the same types, the first.
-
-    A replacement is traced once for all sites that are alike, so that its equations share their
-    params; and jax's rule for a call reads the whole body each time.
-    """
-    seen: set[tuple[Any, ...]] = set()
-    same: set[tuple[Any, ...]] = set()
-    kept: list[Eqn] = []
-    for eqn in eqns:
-        if not eqn.effects:
-            # Types are mostly the same objects: that is found out for less than that they are equal
-            objects = tuple([id(a.aval) for a in (*eqn.invars, *eqn.outvars)])
-            alike = (eqn.primitive, id(eqn.params), len(eqn.invars), objects, id(eqn.ctx))
-            if alike in same:
-                continue
-            same.add(alike)
-            params: Any = id(eqn.params)
-            if compat_bodies.carried(eqn).entered:
-                params = tuple((name, id(value)) for name, value in eqn.params.items())
-            types = tuple([a.aval for a in eqn.invars]), tuple([v.aval for v in eqn.outvars])
-            key = (eqn.primitive, params, types, id(eqn.ctx))
-            if key in seen:
-                continue
-            seen.add(key)
-        kept.append(eqn)
-    return kept
 
 
 def check_closed(closed: Body) -> None:
