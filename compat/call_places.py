@@ -20,25 +20,26 @@ def with_call_places(module: Any) -> Any:
     """The module, or a copy in which operations without a line have that of their call.
 
     Where calls from several lines share a function, its operations stay without; where calls of
-    one line do, in several scopes, they have the line and no scope.
+    one line do, in several scopes, they have the line and no scope. Where no operation gets a
+    line, it is the module itself.
 
     Args:
         module: a StableHLO module; it stays as it is.
     """
-    if not _placeless(module):
-        return module
-    as_bytes = io.BytesIO()
-    module.operation.write_bytecode(as_bytes)
     with module.context:
+        bare = _placeless(module)
+        calls = _calls(module, bare) if bare else {}
+        known: dict[str, Any] = {}
+        found = {name: place for name in bare if (place := _place(name, calls, known)) is not None}
+        if not found:
+            return module
+        as_bytes = io.BytesIO()
+        module.operation.write_bytecode(as_bytes)
         copy = _ir.Module.parse(as_bytes.getvalue())
-        bare = _placeless(copy)
-        calls = _calls(copy, bare)
-        done: dict[str, Any] = {}
-        for name, function in bare.items():
-            place = _place(name, calls, done)
-            if place is not None:
+        for name, function in _placeless(copy).items():
+            if name in found:
                 for op in _inside(function):
-                    op.location = _under(place, op.location)
+                    op.location = _under(found[name], op.location)
     return copy
 
 
