@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -186,6 +186,14 @@ def with_bodies(eqn: Eqn, bodies: Mapping[BodyKey, Body]) -> Eqn:
             several[index] = body
             params[name] = tuple(several)
     return eqn.replace(params=params)
+
+
+def with_nested(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
+    """Equations, each followed by those of the bodies that it runs, at every level."""
+    for eqn in eqns:
+        yield eqn
+        for entered in carried(eqn).entered:
+            yield from with_nested(jaxprs.opened(entered.body).eqns)
 
 
 _BODY_TYPES = jaxprs.BODY_TYPES

@@ -7,11 +7,12 @@ A *body* is whatever an equation's params hold: a ``ClosedJaxpr`` or an open ``J
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax._src import core
 from jax._src.effects import JaxprInputEffect as _InputEffect
+from jax._src.state.types import ReadEffect as _ReadEffect
 
 Body: TypeAlias = Any
 """``ClosedJaxpr | Jaxpr``: the object found in an equation's params."""
@@ -172,3 +173,10 @@ def outward_effects(body: Body) -> tuple[Counter[Any], set[Any]]:
 def true_effects(eqn: Eqn) -> set[Any]:
     """An equation's effects without the mesh axes that it names, which jax lists among them."""
     return {e for e in eqn.effects if not isinstance(e, core.NamedAxisEffect)}
+
+
+def actions(eqns: Iterable[Eqn]) -> Counter[Any]:
+    """What equations do besides their results, and how many do it; to read a Ref is nothing."""
+    return Counter(
+        effect for e in eqns for effect in true_effects(e) if not isinstance(effect, _ReadEffect)
+    )

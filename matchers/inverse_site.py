@@ -11,14 +11,15 @@ from ..compat.primitives import primitive
 from .fact import limits
 from .graph import OUTPUT, Scope
 from .inverse import argsorted_key, stable_order_key
+from .motion import is_pure
 from .origin import Origin, behind, origin, reach
 from .window import Window, key_window
 
 
 def inverse_call(scope: Scope, index: int) -> Atom | None:
-    """The permutation, of this body, that a call returns the argsort of and nothing else."""
+    """The permutation, of this body, that a call returns the argsort of and does nothing else."""
     eqn = scope.eqns[index]
-    if eqn.primitive is not primitive("jit_p") or len(eqn.outvars) != 1:
+    if eqn.primitive is not primitive("jit_p") or len(eqn.outvars) != 1 or not is_pure(eqn):
         return None
     key = _inverted(scope, eqn.outvars[0])
     return None if key is None else next((a for a in eqn.invars if _is(scope, a, key)), None)
@@ -70,7 +71,7 @@ def _masked(scope: Scope, index: int) -> tuple[int, Atom, Window, Atom] | None:
     eqn = scope.eqns[index]
     if eqn.primitive not in (primitive("select_n_p"), primitive("jit_p")) or len(eqn.outvars) != 1:
         return None
-    if not _is_index(eqn.outvars[0]):
+    if not _is_index(eqn.outvars[0]) or not is_pure(eqn):
         return None
     chosen = scope.producer(eqn.outvars[0])
     if chosen is None or chosen.eqn.primitive is not primitive("select_n_p"):

@@ -104,7 +104,7 @@ class Addresses:
             root = next(iter(_named(site.match.eqn)), None)
             if root is None:
                 continue
-            parts = list(_all_equations(eqns))
+            parts = list(compat_bodies.with_nested(eqns))
             primitives = tuple(eqn.primitive for eqn in parts)
             for index, eqn in enumerate(parts):
                 made = _Made(root, site.rewrite, primitives, index)
@@ -235,13 +235,6 @@ class _Reader:
 def _named(eqn: Eqn) -> Iterator[Var]:
     """The results that name an equation, the last first."""
     return (var for var in reversed(eqn.outvars) if not jaxprs.is_dropped(var))
-
-
-def _all_equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
-    for eqn in eqns:
-        yield eqn
-        for entered in compat_bodies.carried(eqn).entered:
-            yield from _all_equations(_equations(entered.body))
 
 
 def _equations(body: Body) -> Sequence[Eqn]:

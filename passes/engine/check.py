@@ -14,6 +14,7 @@ from ...compat import edit, jaxprs, tracing, vma
 from ...compat.bodies import Entered, Flow, Port
 from ...compat.jaxprs import Atom, Body, Eqn, Var
 from ...compat.mesh_types import differs_only_in_mesh
+from ..base import Accepted, Reason, SiteDeclined
 
 
 class IllFormed(Exception):
@@ -60,6 +61,21 @@ def check_equations(eqns: Sequence[Eqn]) -> None:
     _check_types([eqn for eqn in eqns if not compat_bodies.carried(eqn).entered])
     for eqn in eqns:
         check_boundaries(eqn)
+
+
+def check_actions(site: Accepted, new: Sequence[Eqn]) -> None:
+    """Decline a site if its root does something, as a callback does, that nothing new does."""
+    eqn = site.match.eqn
+    if not eqn.effects:
+        return
+    lost = jaxprs.actions([eqn]) - jaxprs.actions(new)
+    if lost:
+        declined = SiteDeclined(Reason(
+            "effects", f"a fault of {site.rewrite.name}: it leaves out what {eqn.primitive.name} "
+            "does besides its results", ", ".join(sorted(map(str, lost))), "the same effects",
+        ))  # fmt: skip
+        declined.blamed = (site,)
+        raise declined
 
 
 def check_stripped(new: Body, old: Body) -> None:

@@ -21,7 +21,7 @@ from ...compat.source import is_kept
 from ...matchers.facts import Splice
 from ...matchers.graph import Scope
 from ..base import Accepted, Match, Reason, Replacement, SiteDeclined
-from .check import check_equations, check_rewritten
+from .check import check_actions, check_equations, check_rewritten
 from .order import order_of
 from .retype import Retyper
 from .sharing import trace_key, varying_at_least, what_is_done
@@ -207,10 +207,12 @@ class Interpreter:
         operands = [renamed.get(a, a) if jaxprs.is_var(a) else a for a in replacement.operands]
         fn = replacement.fn
         if fn is None and all(map(_same_type, operands, replacement.results)):
+            check_actions(site, ())
             renamed.update(zip(replacement.results, operands, strict=True))
             return []
         traced = self._traced(site, operands, fn or _as_they_are)
         new, values = tracing.splice(traced, operands, eqn, replacement.results)
+        check_actions(site, new)
         self.splices.append(Splice(traced, operands, new, replacement.results))
         self.replaced.append((site, new))
         if len(values) != len(replacement.results):

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...compat import jaxprs
+from ...compat.bodies import with_nested
 from ...compat.jaxprs import Eqn
+from ...compat.source import any_kept
 from ...matchers.graph import Scope
 from ...matchers.pattern import Mismatch
 from ..base import Accepted, Pass, Reason, Replacement, Site, Status
@@ -91,10 +93,11 @@ def _out_of_scope(p: Pass, scope: Scope, replacement: Replacement) -> Reason | N
 
 
 def _kept(scope: Scope, indices: Iterable[int]) -> Reason | None:
-    """Why equations that a site would replace are left alone at the user's wish."""
+    """Why equations that a site would replace, bodies and all, stay at the user's wish."""
     for index in indices:
-        if scope.is_kept(index):
-            where = scope.name_stack(scope.eqns[index])
+        eqn = scope.eqns[index]
+        if scope.is_kept(index) or any_kept(with_nested([eqn])):
+            where = scope.name_stack(eqn) or f"a body of {eqn.primitive.name}"
             return Reason("kept", "this stands in a function given to relower.keep", where,
                           "a place outside of it")  # fmt: skip
     return None

@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import relower
 from relower import assume_range, explain, optimize
 from relower.kernels import counting_rank
 from relower.passes import inverse_permutation, registry
@@ -117,6 +118,47 @@ def test_keys_with_ties_are_no_inverse_of_their_order(equal_bits):
         return keys, jnp.argsort(jnp.argsort(keys))
 
     chosen(equal_bits, fn, KEYS, way="at_hand", applied={})
+
+
+def test_a_call_that_does_more_than_sort_stays(eqns_of):
+    """Another call's argument is what it returns, but the callback in it would be lost."""
+    seen = []
+
+    @jax.jit
+    def back(x, order):
+        jax.debug.callback(seen.append, x[0])
+        return jnp.argsort(order)
+
+    def fn(x, keys):
+        inverse = jnp.argsort(jnp.argsort(keys))
+        return back(x, inverse), back(x[::-1], inverse[::-1])
+
+    args = jnp.arange(2), jnp.array([3, 1, 2, 0])
+    done = optimize(fn)
+    assert len(eqns_of(done, *args, name="debug_callback")) == 2
+    for got, want in zip(jax.jit(done)(*args), fn(*args), strict=True):
+        assert got.tolist() == want.tolist()
+    jax.effects_barrier()
+    assert sorted(map(int, seen)) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_call_that_masks_and_does_more_stays(eqns_of, reported):
+    @jax.jit
+    def masked(mask, inverse):
+        if reported:
+            jax.debug.callback(lambda m: None, mask[0])
+        return jnp.where(mask, inverse, -1)
+
+    def fn(keys):
+        keys = relower.assume_range(keys, 0, 511)
+        return masked((keys >= 64) & (keys < 128), jnp.argsort(jnp.argsort(keys)))
+
+    keys = jax.ShapeDtypeStruct((81920,), jnp.int32)
+    applied = {s.primitive for s in explain(fn, keys, passes=[NAME]).applied}
+    assert ("jit" in applied) is not reported
+    done = optimize(fn, passes=[NAME])
+    assert len(eqns_of(done, keys, name="debug_callback")) == reported
 
 
 # --- brought from another scan --------------------------------------------------------------------

@@ -83,6 +83,19 @@ def test_one_body_called_in_it_and_outside():
     assert [r.code for s in report.declined for r in s.reasons] == ["kept"]
 
 
+def test_a_call_whose_body_is_kept_is_not_replaced():
+    back = jax.jit(relower.keep(jnp.argsort))
+
+    def there_and_back(ids):
+        order = jnp.argsort(ids)
+        return order, back(jnp.argsort(order))
+
+    report = relower.explain(there_and_back, IDS, passes=["inverse_permutation"])
+    assert report.counts() == {"inverse_permutation": 1}
+    codes = {s.primitive: r.code for s in report.declined for r in s.reasons}
+    assert codes["jit"] == "kept"
+
+
 def test_what_is_not_read_any_more_stays():
     def wrapped(keep):
         def index(ids):

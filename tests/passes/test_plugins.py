@@ -13,7 +13,7 @@ from jax import lax
 import relower
 from relower import PassNotApplicable, assert_applied, explain, optimize
 from relower.lowering.change import Verdict
-from relower.passes import Replacement, reach, registry
+from relower.passes import Match, Replacement, reach, registry
 from relower.passes.plugins import PluginError, offered
 
 MODULE = '''
@@ -178,6 +178,31 @@ def test_an_operand_out_of_scope_is_declined_as_the_guests_fault(guest, equal_bi
     f = lambda x: jax.jit(lambda y: jnp.sin(lax.rev(y, (0,))))(lax.rev(x, (0,)))
     (site,) = explain(f, X, passes=[wrong]).declined
     assert [r.code for r in site.reasons] == ["operand-out-of-scope"]
+    assert "a fault of double_reverse" in str(site.reasons[0])
+
+
+def test_an_effect_that_would_be_lost_is_declined_as_the_guests_fault(guest, equal_bits):
+    from guest_passes import PASS
+
+    def on_a_call(scope, index):
+        if scope.eqns[index].primitive.name != "jit":
+            return None
+        return Match(scope, index, {"x": scope.eqns[index].invars[0]})
+
+    def replaced(match):
+        return Replacement((match.captures["x"],), tuple(match.eqn.outvars), None, ())
+
+    call = jax.make_jaxpr(jax.jit(jnp.sin))(X).eqns[0].primitive
+    wrong = dataclasses.replace(PASS, find=on_a_call, replace=replaced, requirements=(),
+                                roots=lambda: frozenset({call}))  # fmt: skip
+
+    @jax.jit
+    def observed(x):
+        jax.debug.callback(lambda v: None, x[0, 0])
+        return x
+
+    (site,) = explain(lambda x: observed(x) + 1, X, passes=[wrong]).declined
+    assert [r.code for r in site.reasons] == ["effects"]
     assert "a fault of double_reverse" in str(site.reasons[0])
 
 

@@ -49,6 +49,15 @@ FOUND = {
                                (Node("twice", 322385756, (Node("layer", 14902695),)),)))),)),
         ("inverse_permutation", "permutation_scatter"),
     ),
+    # A call that returns an inverse was replaced, and the callback in it was lost.
+    "an inverse by a function that also reports": (
+        Plan(t=4, d=4, dtype="float32", transform="none", contract="rounding", eager=False,
+             mesh=None, some=None, seed=6848060,
+             nodes=(Node("spread", 471070073),
+                    Node("twice", 730204213,
+                         (Node("observed", 163924177), Node("inverse", 1064273936))))),
+        ("inverse_permutation",),
+    ),
     # Of the checks: float64 didn't round what the rewritten program reads as bits.
     "a bfloat16 read as bits, compared in float64": (
         Plan(t=4, d=4, dtype="float32", transform="grad outside", contract="value", eager=True,
