@@ -64,7 +64,7 @@ class Line:
 
 
 def by(fn: Function, *passes: str) -> Function:
-    return relower.optimize(fn, passes=list(passes), contract="rounding")
+    return relower.optimize(fn, passes=list(passes))
 
 
 def argsort(ids: jax.Array) -> jax.Array:

@@ -203,7 +203,7 @@ def step_fn(row: Row, step: Step) -> Callable[..., Any] | str:
             by_name(name)
     except ValueError:
         return f"no pass called {', '.join(step.passes)} here"
-    return relower.optimize(row.fn, passes=list(step.passes), contract="rounding")
+    return relower.optimize(row.fn, passes=list(step.passes))
 
 
 def measured(row: Row, step: Step, limit: float) -> dict[str, Any]:

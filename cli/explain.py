@@ -73,6 +73,9 @@ def _run(options: argparse.Namespace) -> int:
         asked["suggest"] = True
     elif options.cases is not None:
         raise InputError("--cases is for --suggest or --patch: found neither")
+    if options.counts and options.json and "suggest" in asked:
+        raise InputError("--counts --json leaves the sites out, of which --suggest and --patch "
+                         "speak: leave one of them out")  # fmt: skip
     request = replace(request, options=asked)
     if options.passes == "none":
         request = replace(request, passes=())  # where nothing is said, those that run unasked
@@ -89,7 +92,9 @@ def _run(options: argparse.Namespace) -> int:
             report.pop(name, None)
     if options.patch is not None:
         _write(options.patch, report["patch"])
-    if options.json:
+    if options.json and options.counts:
+        print_json("counts", counted(report))
+    elif options.json:
         print_json("report", report)
     else:
         shown = counts if options.counts else show
@@ -161,12 +166,22 @@ def counts(out: Console, report: dict[str, Any], case: str) -> None:
     out.print(Text(case, style="bold"))
     width = max(map(len, report["passes"]), default=0)
     out.print(Text(f"{'pass':{width}}  applied  declined", style="bold"))
-    for name in report["passes"]:
-        own = [s for s in report["sites"] if s["pass"] == name and not s["taken_by"]]
-        done = sum(s["status"] == "applied" for s in own)
-        if own:
-            out.print(Text(f"{name:{width}}  {done:7}  {len(own) - done:8}"))
+    for row in counted(report)["passes"]:
+        if row["applied"] or row["declined"]:
+            out.print(Text(f"{row['pass']:{width}}  {row['applied']:7}  {row['declined']:8}"))
     _notes(out, report)
+
+
+_TOTALS = ("name", "applied", "declined", "taken", "equations", "bodies", "rounds", "notes")
+
+
+def counted(report: dict[str, Any]) -> dict[str, Any]:
+    """How many sites each pass has, without the sites."""
+    found = {name: {"applied": 0, "declined": 0, "taken": 0} for name in report["passes"]}
+    for site in report["sites"]:
+        found[site["pass"]]["taken" if site["taken_by"] else site["status"]] += 1
+    passes = [{"pass": name, **row} for name, row in found.items()]
+    return {**{name: report[name] for name in _TOTALS}, "passes": passes}
 
 
 def _coverage(out: Console, report: dict[str, Any]) -> None:
@@ -183,9 +198,8 @@ def _notes(out: Console, report: dict[str, Any]) -> None:
     for note in report.get("notes", ()):
         indented(out, Text(f"note: {note}"), 0)
     out.print()
-    beaten = sum(bool(site["taken_by"]) for site in report["sites"])
     out.print(
-        f"{report['applied']} applied, {report['declined'] - beaten} declined; "
+        f"{report['applied']} applied, {report['declined']} declined; "
         f"{plural(report['equations'], 'equation')} in "
         f"{plural(report['bodies'], 'body', 'bodies')}, "
         f"{plural(report['rounds'], 'round')}"

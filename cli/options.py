@@ -9,7 +9,7 @@ from typing import Any
 
 from ..gates.child import Job, passes_from
 from ..gates.config import LONGEST_TIMEOUT
-from ..gates.pass_sets import CONTRACTS
+from ..gates.pass_sets import CONTRACTS, asked_twice, without_effect
 from ..lowering.errors import InputError
 
 DEFAULT = "default"
@@ -142,6 +142,11 @@ def _fits(options: argparse.Namespace, do: str) -> None:
     told = [n for n in ("contract", "frozen", "assume", "disable") if getattr(options, n)]
     if told and not any(sides):
         raise InputError(f"--{told[0]} is for passes: found none, wanted --passes default or names")
+    run = [side for side in sides if side]
+    twice = next((fault for side in run if (fault := asked_twice(side, options.disable))), None)
+    idle = [without_effect(side, options.disable) for side in run]
+    if twice or (idle and all(idle)):
+        raise InputError(f"--disable: {twice or idle[0]}")
     if options.contract and not any(side and DEFAULT in side for side in sides):
         raise InputError(
             f"--contract says what 'default' stands for: found --passes {options.passes}, wanted "

@@ -16,6 +16,7 @@ from rich.text import Text
 from ..gates.child import Job, run
 from ..gates.render import indented, source_text
 from ..gates.verify.host import variables
+from ..gates.verify.verdict import remarks
 from ..lowering.errors import InputError
 from ..lowering.words import UNADDRESSED, plural
 from .options import CASE_HELP, Subparsers, add_command, add_lowering, gibibytes, job, seconds
@@ -117,9 +118,10 @@ def show(out: Console, found: Mapping[str, Any], title: str) -> None:
     for alike in _grouped(found["sites"]):
         _sites(out, alike)
     if found["facts"] is not None:
-        for text in (*found["facts"]["broken"], found["facts"]["why"]):
-            if text is not None:
-                indented(out, Text(f"facts: {text}", style="bold red"), 0)
+        for text in found["facts"]["broken"]:
+            indented(out, Text(f"facts: {text}", style="bold red"), 0)
+        for text in remarks(found["facts"]):
+            indented(out, Text(f"facts: {text}", style="bold yellow"), 0)
     for note in found["notes"]:
         indented(out, Text(f"note: {note}"), 0)
     out.print()

@@ -13,7 +13,8 @@ from ..lowering.load import load_module
 from .bisect import Check, bisect
 from .numerics.judge import Rule, first_and_worst, judge
 from .numerics.runs import Program, arrays_of, replicates, run
-from .untraced import untraced
+from .pass_sets import told
+from .untraced import traced
 
 BUILT_IN = ("bits", "numerics")
 
@@ -30,24 +31,16 @@ def work(case: Case, request: dict[str, Any]) -> dict[str, Any]:
     options = request["options"]
     base = arrays_of(case, request["spec"])
     check = _check(options["check"], base, request["spec"])
-    named = request["passes"] not in (None, "default")
-    told = {"passes": request["passes"] if named else None, "contract": request["contract"],
-            "frozen": request["frozen"], "assume": request["assume"],
-            "disable": request["disable"]}  # fmt: skip
     log = options.get("log")
 
     def note(checks: int, left: int) -> None:
         if log is not None:
             Path(log).write_text(f"{checks} {left}")
 
-    with mesh_context(base.mesh) if base.mesh is not None else nothing():
-        try:
-            found = bisect(base.fn, check, *base.args, most=options["most"], progress=note,
-                           options=told, **base.kwargs)  # fmt: skip
-        except InputError:
-            raise
-        except Exception as error:
-            raise untraced(request["spec"], error, base.mesh is not None) from error
+    mesh = mesh_context(base.mesh) if base.mesh is not None else nothing()
+    with traced(request["spec"], base.mesh is not None), mesh:
+        found = bisect(base.fn, check, *base.args, most=options["most"], progress=note,
+                       options=told(request), **base.kwargs)  # fmt: skip
     return found.to_json()
 
 

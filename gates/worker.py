@@ -15,6 +15,7 @@ from typing import Any
 
 from ..lowering.errors import InputError
 from ..lowering.orphan import end_with_parent
+from .pass_sets import told
 from .recorder import Recorder
 
 _RECORDER = Recorder()
@@ -37,9 +38,12 @@ def main() -> int:
     try:
         answer = {"value": _DO[request["do"]](request)}
     except InputError as error:
-        answer = {"error": _one_line(_not_applicable(error) or error), "kind": "input"}
-        if _not_applicable(error) is not None:
-            answer["kind"] = "not-applicable"
+        cause = _of_passes(error)
+        unmet = type(cause).__name__ == "PassNotApplicable"
+        answer = {
+            "error": _one_line(cause or error),
+            "kind": "not-applicable" if unmet else "input",
+        }
     except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
         from ..lowering.load import describe
 
@@ -108,7 +112,7 @@ def _explain(request: dict[str, Any]) -> Any:
     from ..lowering.as_target import as_target
     from ..lowering.targets import DEFAULT_TARGET, make_mesh, mesh_context, parse_target
     from ..passes.optimize import explain
-    from .untraced import untraced
+    from .untraced import traced
 
     chosen = _case(request)
     target = parse_target(request["target"] or DEFAULT_TARGET)
@@ -118,26 +122,16 @@ def _explain(request: dict[str, Any]) -> Any:
     with as_target(devices):
         fn, args, kwargs = chosen.built(mesh)
         args, kwargs = jax.tree.map(_shape_of, (args, dict(kwargs)))
-        named = request["passes"] not in (None, "default")
-        try:
-            with mesh_context(mesh):
-                report = explain(
-                    fn,
-                    *args,
-                    passes=request["passes"] if named else None,
-                    contract=request["contract"],
-                    disable=request["disable"],
-                    choose=_choice(request),
-                    lines=bool(request["options"].get("lines")),
-                    suggest=bool(request["options"].get("suggest")),
-                    frozen=request["frozen"],
-                    assume=request["assume"],
-                    **kwargs,
-                )
-        except InputError:
-            raise
-        except Exception as error:
-            raise untraced(request["spec"], error, chosen.mesh is not None) from error
+        with traced(request["spec"], chosen.mesh is not None), mesh_context(mesh):
+            report = explain(
+                fn,
+                *args,
+                **told(request),
+                choose=_choice(request),
+                lines=bool(request["options"].get("lines")),
+                suggest=bool(request["options"].get("suggest")),
+                **kwargs,
+            )
     shown = report.to_json()
     if request["options"].get("suggest"):
         from ..lowering.siblings import siblings
@@ -229,10 +223,7 @@ def _numerics(request: dict[str, Any]) -> Any:
     names = {"reference": request["spec"], "candidate": theirs["spec"], "contract": contract}
     found = compare(reference, candidate, {**options, **names})
     if theirs["passes"] is not None:
-        asked = None if theirs["passes"] == "default" else theirs["passes"]
-        keys = ("contract", "disable", "frozen", "assume")
-        which = {"passes": asked, **{key: theirs[key] for key in keys}}
-        found["sites"] = applied(plain, theirs["spec"], which)
+        found["sites"] = applied(plain, theirs["spec"], told(theirs))
     return found
 
 
@@ -270,19 +261,15 @@ def _with_passes(chosen: Any, request: dict[str, Any]) -> Any:
     from ..passes.optimize import optimize
     from ..passes.registry import DEFAULT, by_name
 
-    names = None if request["passes"] == "default" else request["passes"]
-    which = _quietly(names or ()) if request["quiet"] else {
-        "passes": names, "contract": request["contract"], "disable": ()
-    }  # fmt: skip
-    which["disable"] = (*which["disable"], *request["disable"])
+    which = told(request)
+    names = which["passes"]
+    if request["quiet"]:
+        quietly = _quietly(names or ())
+        off = (*quietly["disable"], *which["disable"])
+        which |= {**quietly, "passes": None, "disable": off}
 
     def wrapped(fn: Any) -> Any:
-        return optimize(
-            fn,
-            **which,
-            frozen=request["frozen"],
-            assume=request["assume"],
-        )
+        return optimize(fn, **which)
 
     try:
         for name in names or ():
@@ -330,11 +317,16 @@ def _shape_of(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.aval.weak_type)
 
 
-def _not_applicable(error: BaseException | None) -> BaseException | None:
-    """The `PassNotApplicable` that an error came from, which names every unmet requirement."""
+def _of_passes(error: BaseException | None) -> BaseException | None:
+    """What an error came from, where that says all: it is about the passes, not the program.
+
+    A `PassNotApplicable`, which names every unmet requirement, or what is wrong with an option.
+    """
+    from .untraced import is_of_options
+
     seen: set[int] = set()  # a program can raise an error from what that was raised from
     while error is not None and id(error) not in seen:
-        if type(error).__name__ == "PassNotApplicable":
+        if type(error).__name__ == "PassNotApplicable" or is_of_options(error):
             return error
         seen.add(id(error))
         error = error.__cause__

@@ -285,6 +285,12 @@ class Scope:
             scope = caller.scope
         return line
 
+    def whereabouts(self, eqn: Eqn) -> str:
+        """The line of an equation, or what it is where jax kept none, and its scope."""
+        line = self.source_line(eqn) or f"a {eqn.primitive.name} of unknown line"
+        stack = self.name_stack(eqn)
+        return line + (f" ({stack})" if stack else "")
+
     def _inward(self, index: int, result: int) -> tuple[Scope, Atom] | None:
         child = self.children.get(index)
         if child is None or len(child) != 1:

@@ -35,7 +35,7 @@ class Asked:
     def of(
         cls,
         passes: Iterable[str | Pass] | None = None,
-        contract: str = "bitwise",
+        contract: str | None = None,
         disable: Iterable[str] = (),
         choose: Choose = None,
         frozen: Any = None,
@@ -46,7 +46,8 @@ class Asked:
 
         Raises:
           ValueError: an unknown pass, contract, way or assumption, a choice for a pass that knows
-            one way only, or something said of gradients without the pass that it is for.
+            one way only, something said of gradients without the pass that it is for, a contract
+            where each pass is named, or a pass that is named and disabled.
           TypeError: a declaration of another kind, or passes that are no sequence of names.
         """
         measured = Measured() if choose == "measured" else choose
@@ -103,9 +104,9 @@ class Asked:
         return request(self.frozen, self.assume, names, out_tree)
 
 
-def _contract(name: str) -> Contract:
+def _contract(name: str | None) -> Contract | None:
     try:
-        return Contract(name)
+        return None if name is None else Contract(name)
     except ValueError:
         known = ", ".join(repr(c.value) for c in Contract)
         raise ValueError(f"contract is {name!r}; wanted one of {known}") from None

@@ -39,7 +39,7 @@ def optimize(
     fn: None = None,
     *,
     passes: Iterable[str | Pass] | None = None,
-    contract: str = "bitwise",
+    contract: str | None = None,
     disable: Iterable[str] = (),
     choose: Choose = None,
     frozen: Any = None,
@@ -53,7 +53,7 @@ def optimize(
     fn: F,
     *,
     passes: Iterable[str | Pass] | None = None,
-    contract: str = "bitwise",
+    contract: str | None = None,
     disable: Iterable[str] = (),
     choose: Choose = None,
     frozen: Any = None,
@@ -66,7 +66,7 @@ def optimize(
     fn: F | None = None,
     *,
     passes: Iterable[str | Pass] | None = None,
-    contract: str = "bitwise",
+    contract: str | None = None,
     disable: Iterable[str] = (),
     choose: Choose = None,
     frozen: Any = None,
@@ -91,8 +91,9 @@ def optimize(
       passes: names of the passes to run, or `Pass` objects; each must find a site. Among them
         ``"default"`` stands for all that ``contract`` admits, of which those with nothing to do
         stay quiet. None is ``["default"]``.
-      contract: the loosest contract to allow, ``"bitwise"``, ``"value"`` or ``"rounding"``; only
-        looked at for ``"default"``.
+      contract: the loosest contract that ``"default"`` admits, ``"bitwise"``, ``"value"`` or
+        ``"rounding"``; None is ``"bitwise"``. A pass that is named runs whatever its contract, so
+        that beside names only it would mean nothing, and is an error.
       disable: names of passes not to run, and addresses of single sites to leave alone, as
         `explain` shows them: ``"argsort_packed_key@jvp()/scan/jit(argsort):route#2"``.
       choose: for passes that know several ways, which one to use, as in
@@ -112,8 +113,9 @@ def optimize(
 
     Raises:
       ValueError: an unknown pass, contract, way or assumption, a choice for a pass that knows one
-        way only, or a regex that can't be compiled; when called, a declaration that fits no leaf of
-        the output, or an address to disable at which there is no site.
+        way only, a contract where each pass is named, a pass that is named and disabled, or a regex
+        that can't be compiled; when called, a declaration that fits no leaf of the output, or an
+        address to disable at which there is no site.
       TypeError: a declaration of another kind, or passes that are no sequence of names.
       PassNotApplicable: when called, where a pass asked for by name applies nowhere.
     """
@@ -136,7 +138,7 @@ def explain(
     fn: Callable[..., Any],
     *args: Any,
     passes: Iterable[str | Pass] | None = None,
-    contract: str = "bitwise",
+    contract: str | None = None,
     disable: Iterable[str] = (),
     choose: Choose = None,
     frozen: Any = None,
@@ -183,7 +185,7 @@ def rewritten(
     alter: Callable[[Sequence[Pass]], Sequence[Pass]],
     *,
     passes: Iterable[str | Pass] | None = None,
-    contract: str = "bitwise",
+    contract: str | None = None,
     disable: Iterable[str] = (),
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,

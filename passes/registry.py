@@ -110,7 +110,7 @@ class Selection:
 
 def select(
     passes: Iterable[str | Pass] | None,
-    contract: Contract,
+    contract: Contract | None,
     disable: Iterable[str],
     choose: Mapping[str, str] | None = None,
 ) -> Selection:
@@ -122,21 +122,32 @@ def select(
     Args:
       passes: names, `Pass` objects, ``"default"`` for all that the contract admits; or None, which
         is ``["default"]``.
-      contract: the loosest that ``"default"`` admits.
+      contract: the loosest that ``"default"`` admits; None is `Contract.BITWISE`.
       disable: names of passes not to run.
       choose: for some passes, the name of the alternative to use.
 
     Raises:
-      ValueError: an unknown pass or alternative, or a choice for one that has no alternatives.
+      ValueError: an unknown pass or alternative, a choice for one that has no alternatives, a
+        contract beside names only, or a name that is also disabled.
       TypeError: anything but sequences of names, and a mapping.
     """
     off = {by_name(n).name for n in _listed("disable", disable)}
     ways = _ways(choose)
     asked = [DEFAULT] if passes is None else _listed("passes", passes)
     named = {p.name: p for p in _distinct(map(_pass, (a for a in asked if a != DEFAULT)))}
+    if contract is not None and DEFAULT not in asked:
+        raise ValueError(
+            f"contract says what 'default' stands for: found {contract.value!r} beside the passes "
+            f"{', '.join(named) or 'none'}; wanted 'default' among them, or no contract"
+        )
+    twice = sorted(named.keys() & off)
+    if twice:
+        raise ValueError(f"disable: found {', '.join(twice)}, which is asked for by name, too: "
+                         "wanted it in one of the two")  # fmt: skip
+    admitted = contract or Contract.BITWISE
     chosen = [
         p for p in all_passes()
-        if p.name in named or (DEFAULT in asked and contract.admits(p.contract) and not p.by_name)
+        if p.name in named or (DEFAULT in asked and admitted.admits(p.contract) and not p.by_name)
     ]  # fmt: skip
     own = {p.name for p in all_passes()}
     chosen += [p for name, p in named.items() if name not in own]
@@ -144,7 +155,7 @@ def select(
         tuple(
             p.choosing(ways[p.name]) if p.name in ways else p for p in chosen if p.name not in off
         ),
-        frozenset(named) - off,
+        frozenset(named),
     )
 
 

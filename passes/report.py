@@ -59,7 +59,7 @@ class Report:
 
     @property
     def declined(self) -> tuple[Site, ...]:
-        """The sites that were left alone, with reasons."""
+        """The sites that a pass left alone, with reasons; another may have rewritten it."""
         return tuple(s for s in self.sites if s.status is Status.DECLINED)
 
     def counts(self) -> dict[str, int]:
@@ -82,14 +82,22 @@ class Report:
                 return done.pass_name
         return None
 
+    def tally(self) -> dict[str, int]:
+        """Sites ``applied``, ``declined`` and ``taken``, each site once.
+
+        Taken is what one pass declined and another rewrote, so that it was not left as it is.
+        """
+        taken = sum(self.taken_by(s) is not None for s in self.declined)
+        left = len(self.declined) - taken
+        return {"applied": len(self.applied), "declined": left, "taken": taken}
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, with a schema name for readers to check."""
         return {
             "schema": SCHEMA,
             "name": self.name,
             "passes": list(self.passes),
-            "applied": len(self.applied),
-            "declined": len(self.declined),
+            **self.tally(),
             "sites": [
                 {
                     "pass": s.pass_name,
@@ -129,7 +137,11 @@ class Report:
 
     def __str__(self) -> str:
         """A plain-text table, a site a paragraph."""
-        lines = [f"{self.name}: {len(self.applied)} applied, {len(self.declined)} declined"]
+        n = self.tally()
+        taken = (
+            f", {n['taken']} declined by one pass and rewritten by another" if n["taken"] else ""
+        )
+        lines = [f"{self.name}: {n['applied']} applied, {n['declined']} declined{taken}"]
         for block, times in Counter(map(self._paragraph, self.sites)).items():
             # A pass that matches what it puts there has one site again in each round.
             lines.append(block[0] if times == 1 else f"{block[0]}, {times} times")

@@ -18,12 +18,12 @@ from ...lowering.as_target import as_target
 from ...lowering.case import Case, case
 from ...lowering.errors import InputError
 from ...lowering.targets import DEFAULT_TARGET, make_mesh, mesh_context, parse_target
-from ...matchers.fact_check import words
 from ...passes import registry
 from ...passes.base import Contract, Pass, Site
 from ...passes.optimize import rewritten
 from ...passes.report import Report
 from .check import Level, Limits, check_piece, first_line
+from .facts import facts_of, held_of
 from .mutants import Mutants
 from .problem import build
 from .record import Kept, Piece, Recorder
@@ -143,7 +143,7 @@ def verify(
     /,
     *args: Any,
     passes: Iterable[str | Pass] | None = None,
-    contract: str = "bitwise",
+    contract: str | None = None,
     disable: Iterable[str] = (),
     frozen: Any = None,
     assume: str | Iterable[str] | None = None,
@@ -171,7 +171,7 @@ def verify(
         frozen: as for `optimize`.
         assume: as for `optimize`.
         only: names of passes whose sites to verify; None for all that applied. Where ``passes`` is
-            None, they run beside those that run by default.
+            None, they run beside those that run by default; else they must be among these.
         facts: also run the whole program, and see whether what rewrites take as known holds: on the
             arguments where all are arrays, else on such as could be indices.
         mutants: also break each rewrite in many ways, and see whether the same inputs show it.
@@ -186,7 +186,8 @@ def verify(
         A verdict for each applied site; VERIFIED as a whole only if there is a site and each is.
 
     Raises:
-        InputError: a case comes with arguments of its own, or a name in ``only`` is no pass's.
+        InputError: a case comes with arguments of its own, or a name in ``only`` is no pass's, or
+            not that of one that runs.
         ValueError: as for `optimize`.
     """
     if only is not None and passes is None:
@@ -202,37 +203,31 @@ def verify(
     elif args or kwargs:
         raise InputError("verify: a case has its own arguments; found more beside it")
     else:
-        report = _of_case(case_or_fn, target, recorder, options)
+        report, args, kwargs = _of_case(case_or_fn, target, recorder, options)
     found = judged(
         report, recorder, only=only, mutants=mutants, limits=limits, progress=progress,
         repro=repro, again=again,
     )  # fmt: skip
     if not facts:
         return found
-    given = (case_or_fn.args, case_or_fn.kwargs) if isinstance(case_or_fn, Case) else (args, kwargs)
-    return replace(found, facts=_held(recorder, jax.tree.leaves(given), limits or Limits()))
+    leaves = jax.tree.leaves((args, kwargs))
+    return replace(found, facts=held_of(recorder, leaves, limits or Limits()))
 
 
-def _held(recorder: Recorder, leaves: Sequence[Any], limits: Limits) -> dict[str, Any]:
-    """Whether what rewrites lean on holds in runs of the program."""
-    from .facts import held, leaned_on
-    from .whole import arguments
+def _of_case(
+    chosen: Case, target: str, recorder: Recorder, options: Any
+) -> tuple[Report, tuple[Any, ...], dict[str, Any]]:
+    """A case rewritten as it is for its target, and its arguments.
 
-    kept = [one for several in recorder.kept.values() for one in several]
-    if recorder.program is None:
-        return {"held": 0, "total": 0, "runs": 0, "broken": [], "why": "nothing was rewritten"}
-    runs = arguments(recorder.program, leaves, limits.seeds)
-    return held(recorder.program, leaned_on(kept), runs, limits.bytes)
-
-
-def _of_case(chosen: Case, target: str, recorder: Recorder, options: Any) -> Report:
-    """A case rewritten as it is for its target: traced on its mesh, with the target's answers."""
+    It is traced on its mesh, with the target's answers.
+    """
     goal = parse_target(target)
     mesh = _host_mesh(chosen.mesh) or make_mesh(goal, chosen.mesh, "auto", "abstract")
     with as_target(goal.devices()):
         fn, args, kwargs = chosen.built(mesh)
         with mesh_context(mesh):
-            return rewritten(fn, args, dict(kwargs), recorder.recording, **options)
+            report = rewritten(fn, args, dict(kwargs), recorder.recording, **options)
+    return report, args, dict(kwargs)
 
 
 def _host_mesh(extents: Mapping[str, int] | None) -> Any:
@@ -260,6 +255,13 @@ def judged(
 ) -> Evidence:
     """The verdicts on a report's applied sites, from what was recorded while they were made."""
     wanted = None if only is None else {_known(name) for name in only}
+    for name in sorted((wanted or set()) - set(report.passes)):
+        run = ", ".join(report.passes) or "none"
+        raise InputError(
+            f"{name}'s sites are to be verified, and it isn't among the passes that run: found "
+            f"{run}; wanted it there, too, as in --passes {','.join([*report.passes, name])}, or "
+            "no --passes"
+        )
     sites = [s for s in report.applied if wanted is None or s.pass_name in wanted]
     verifier = Verifier(limits or Limits(), mutants, None if repro is None else Path(repro), again)
     numbers: Counter[str] = Counter()
@@ -379,15 +381,3 @@ def verify_examples(
     if progress is not None:
         progress(len(pairs), len(pairs), "")
     return Evidence("the passes' own examples", tuple(sites), notes=tuple(notes), mutated=mutants)
-
-
-def facts_of(kept: Sequence[Kept]) -> tuple[str, ...]:
-    """What was known of a site's inputs beyond their types, in words."""
-    found: dict[str, None] = {}
-    for one in kept:
-        if one.piece is not None:
-            for var in dict.fromkeys((*one.piece.before.inputs, *one.piece.after.inputs)):
-                said = words(one.piece.ancestry.facts.get(var), var.aval)
-                if said:
-                    found[f"{var.aval.str_short(short_dtypes=True)} {said}"] = None
-    return tuple(found)

@@ -12,11 +12,11 @@ from ...compat import jaxprs
 from ...compat.jaxprs import Body, Var
 from ...matchers.fact import Fact
 from ...matchers.fact_check import words
-from .check import first_line
+from .check import Limits, first_line
 from .inputs import obeys
 from .problem import cost
-from .record import Kept
-from .whole import run
+from .record import Kept, Recorder
+from .whole import arguments, run
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ def leaned_on(kept: Iterable[Kept]) -> dict[Var, list[Leaning]]:
     for one in kept:
         if one.piece is None:
             continue
-        where = one.match.scope.source_line(one.match.eqn)
-        by = f"{one.rewrite.name} at {where or 'an unknown line'}"
+        by = f"{one.rewrite.name} at {one.match.scope.whereabouts(one.match.eqn)}"
         for var, alias in one.piece.ancestry.aliases.items():
             fact = one.piece.ancestry.facts.get(alias) if jaxprs.is_var(alias) else None
             if words(fact, var.aval):
@@ -44,8 +43,27 @@ def leaned_on(kept: Iterable[Kept]) -> dict[Var, list[Leaning]]:
     return found
 
 
+def held_of(recorder: Recorder, leaves: Sequence[Any], limits: Limits) -> dict[str, Any]:
+    """Whether what rewrites lean on holds in runs of the program: on ``leaves`` if they are arrays.
+
+    Returns:
+        As `held`.
+    """
+    kept = [one for several in recorder.kept.values() for one in several]
+    if recorder.program is None:
+        return {"held": 0, "total": 0, "runs": 0, "made_up": False, "broken": [],
+                "why": "nothing was rewritten"}  # fmt: skip
+    runs, made_up = arguments(recorder.program, leaves, limits.seeds)
+    return held(recorder.program, leaned_on(kept), runs, limits.bytes, made_up=made_up)
+
+
 def held(
-    body: Body, facts: Mapping[Var, Sequence[Leaning]], runs: Sequence[Sequence[Any]], most: int
+    body: Body,
+    facts: Mapping[Var, Sequence[Leaning]],
+    runs: Sequence[Sequence[Any]],
+    most: int,
+    *,
+    made_up: bool = False,
 ) -> dict[str, Any]:
     """Whether facts held in runs of the program as it was before any rewrite.
 
@@ -54,10 +72,11 @@ def held(
         facts: by variable; of a body that is run in several contexts, one of its facts must hold.
         runs: arguments of each run.
         most: bytes that one run may take.
+        made_up: whether the arguments are, since none were given.
 
     Returns:
-        ``held``, ``total`` of those that were looked at, ``runs``, ``broken`` in words, and
-        ``why`` nothing follows, or None.
+        ``held``, ``total`` of those that were looked at, ``runs``, whether these were ``made_up``,
+        ``broken`` in words, and ``why`` nothing follows, or None.
     """
     seen: dict[Var, str | None] = {}
 
@@ -86,5 +105,17 @@ def held(
     broken = [f"{v.aval.str_short(short_dtypes=True)} {said}" for v, said in seen.items() if said]
     if why is None and facts and not seen:
         why = "no value that a rewrite leans on was met"
-    return {"held": len(seen) - len(broken), "total": len(seen), "runs": done, "broken": broken,
-            "why": why}  # fmt: skip
+    return {"held": len(seen) - len(broken), "total": len(seen), "runs": done, "made_up": made_up,
+            "broken": broken, "why": why}  # fmt: skip
+
+
+def facts_of(kept: Sequence[Kept]) -> tuple[str, ...]:
+    """What was known of a site's inputs beyond their types, in words."""
+    found: dict[str, None] = {}
+    for one in kept:
+        if one.piece is not None:
+            for var in dict.fromkeys((*one.piece.before.inputs, *one.piece.after.inputs)):
+                said = words(one.piece.ancestry.facts.get(var), var.aval)
+                if said:
+                    found[f"{var.aval.str_short(short_dtypes=True)} {said}"] = None
+    return tuple(found)

@@ -47,9 +47,7 @@ class Shared:
 
 
 def _place(site: Accepted) -> str:
-    scope, eqn = site.match.scope, site.match.eqn
-    stack = scope.name_stack(eqn)
-    return f"at {scope.source_line(eqn) or 'unknown line'}" + (f" ({stack})" if stack else "")
+    return f"at {site.match.scope.whereabouts(site.match.eqn)}"
 
 
 def _difference(first: Jaxpr, own: Jaxpr) -> str:

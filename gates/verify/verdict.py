@@ -130,6 +130,18 @@ class SiteVerdict:
         }
 
 
+MADE_UP = (
+    "the program was run on made-up arguments, for none or not all were given as arrays: what is "
+    "read from them holds or fails of these alone. Give arrays as they occur"
+)
+
+
+def remarks(facts: Mapping[str, Any]) -> list[str]:
+    """What to know of a check of facts beside those that are broken."""
+    ran = facts["made_up"] and facts["runs"]
+    return [*([MADE_UP] if ran else []), *([facts["why"]] if facts["why"] is not None else [])]
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What was shown of a program's rewrites."""
@@ -212,7 +224,8 @@ class Evidence:
             return [f"{len(self.facts['broken'])} of {total} broken in the program"]
         if self.facts["why"] is not None:
             return ["facts not checked"]
-        return [f"{self.facts['held']} of {plural(self.facts['total'], 'fact')} held"]
+        made_up = " on made-up arguments" if self.facts["made_up"] else ""
+        return [f"{self.facts['held']} of {plural(self.facts['total'], 'fact')} held{made_up}"]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the schema is ``verify`` in docs/json.schema.json."""
@@ -245,7 +258,6 @@ class Evidence:
             lines.extend(f"            {text}" for text in more if text)
         if self.facts is not None:
             lines.extend(f"  facts: {text}" for text in self.facts["broken"])
-            if self.facts["why"] is not None:
-                lines.append(f"  facts: {self.facts['why']}")
+            lines.extend(f"  facts: {text}" for text in remarks(self.facts))
         lines.extend(f"  note: {n}" for n in self.notes)
         return "\n".join(lines)

@@ -142,15 +142,16 @@ class WholeProgram:
         return tuple(found)
 
 
-def arguments(body: Body, leaves: Sequence[Any], seeds: int) -> list[list[Array]]:
-    """Arguments to run a program on: those given where all are arrays, else such as could be."""
+def arguments(body: Body, leaves: Sequence[Any], seeds: int) -> tuple[list[list[Array]], bool]:
+    """Arguments to run a program on, and whether they are made up: no arrays were given."""
     invars = jaxprs.opened(body).invars
     arrays = [x for x in leaves if isinstance(x, jax.Array | np.ndarray | np.generic)]
     kinds = [(tuple(v.aval.shape), v.aval.dtype) for v in invars]
-    if [(tuple(np.shape(a)), a.dtype) for a in arrays] == kinds and len(leaves) == len(arrays):
-        return [[np.asarray(a) for a in arrays]]
+    # What is neither array nor shape is part of the program, and no input of it.
+    if [(tuple(np.shape(a)), a.dtype) for a in arrays] == kinds:
+        return [[np.asarray(a) for a in arrays]], False
     inputs = [Input(*kind, _index(kind[1])) for kind in kinds]
-    return [make(theme, inputs, seed) for seed in range(seeds) for theme in FINITE[:3]]
+    return [make(theme, inputs, seed) for seed in range(seeds) for theme in FINITE[:3]], True
 
 
 def _index(dtype: Any) -> Fact:

@@ -11,7 +11,8 @@ from ...lowering.case import Case
 from ...lowering.errors import InputError
 from ...lowering.load import load_case
 from ...lowering.targets import DEFAULT_TARGET
-from ..untraced import untraced
+from ..pass_sets import told
+from ..untraced import traced
 from .api import verify, verify_examples
 from .check import Limits
 
@@ -41,15 +42,10 @@ def do(request: Mapping[str, Any]) -> dict[str, Any]:
 def _verified(
     chosen: Case, request: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    named = request["passes"] not in (None, "default")
-    try:
+    with traced(request["spec"], chosen.mesh is not None):
         found = verify(
             chosen,
-            passes=request["passes"] if named else None,
-            contract=request["contract"],
-            disable=request["disable"],
-            frozen=request["frozen"],
-            assume=request["assume"],
+            **told(request),
             only=options["only"] or None,
             target=request["target"] or DEFAULT_TARGET,
             facts=options["facts"],
@@ -59,10 +55,6 @@ def _verified(
             repro=options["repro"],
             again=options["again"],
         )
-    except InputError:
-        raise
-    except Exception as error:
-        raise untraced(request["spec"], error, chosen.mesh is not None) from error
     return found.to_json()
 
 

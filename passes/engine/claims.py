@@ -61,9 +61,7 @@ class Claims:
         if way.wants is not None:
             return way
         scope = match.scope
-        site = f"{p.name} at {scope.source_line(match.eqn) or 'unknown line'}"
-        stack = scope.name_stack(match.eqn)
-        site += f" ({stack})" if stack else ""
+        site = f"{p.name} at {scope.whereabouts(match.eqn)}"
         values, claims = [], []
         for var in leaned_on(match, way):
             fact = scope.fact(var)

@@ -59,11 +59,11 @@ def test_help_needs_no_jax(arguments):
 
 
 def test_errors_that_come_from_each_other_end():
-    from relower.gates.worker import _not_applicable
+    from relower.gates.worker import _of_passes
 
     one, other = ValueError("one"), KeyError("other")
     one.__cause__, other.__cause__ = other, one
-    assert _not_applicable(one) is None
+    assert _of_passes(one) is None
 
 
 def test_help_of_the_whole_loads_no_command():
@@ -277,7 +277,26 @@ def test_explain(capfd, parsed):
     assert "1 applied, 1 declined" in out.splitlines()[-1]
     assert err == ""
     out, _ = said(capfd, "explain", *arguments, "--json", code=0)
-    assert parsed("report", out)["applied"] == 1
+    found = parsed("report", out)
+    assert [found[n] for n in ("applied", "declined", "taken")] == [1, 1, 2]
+    assert len(found["sites"]) == 4
+
+
+def test_explain_counts(capfd, parsed):
+    arguments = ["explain", "cases.py:sorts", "--arg", "f32[8]", "--arg", "i32[8]", "--counts"]
+    out, _ = said(capfd, *arguments, code=0)
+    table = dict(re.findall(r"^(\w+) +(\d+ +\d+)$", out, re.MULTILINE))
+    out, _ = said(capfd, *arguments, "--json", code=0)
+    found = parsed("counts", out)
+    rows = {r["pass"]: (r["applied"], r["declined"], r["taken"]) for r in found["passes"]}
+    assert rows["argsort_unique_pairs"] == (1, 0, 0)
+    assert rows["argsort_packed_key"] == (0, 0, 1)
+    shown = {name: tuple(map(int, row.split())) for name, row in table.items()}
+    assert shown == {name: row[:2] for name, row in rows.items() if row[0] or row[1]}
+    totals = tuple(found[n] for n in ("applied", "declined", "taken"))
+    assert totals == tuple(map(sum, zip(*rows.values(), strict=True))) == (1, 1, 2)
+    _, err = said(capfd, *arguments, "--json", "--suggest", code=2)
+    assert "--counts --json leaves the sites out" in err
 
 
 def test_explain_measured(capfd, parsed, tmp_path, monkeypatch):
@@ -693,3 +712,26 @@ def test_a_single_site_is_turned_off_by_its_address(capfd):
     where = ["lower", *arguments, "--passes", "default", "-o", "unused.program"]
     _, err = said(capfd, *where, "--disable", address[:-1] + "9", code=2)
     assert f"near ones: {address}" in err
+    assert err.startswith("relower: disable: no site of")  # nothing is wrong with the program
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--passes", "a,b", "--disable", "b"], "b is asked for by name, too: wanted it in one of"),
+        (["--passes", "default,b", "--disable", "b"], "b is asked for by name, too"),
+        (["--passes-b", "b", "--disable", "b"], "b is asked for by name, too"),
+        (["--passes", "a,b", "--disable", "c"], "c doesn't run here; the passes are a, b"),
+        (["--passes", "a", "--passes-b", "b", "--disable", "c@f#1"],
+         "c@f#1 turns nothing off: the pass c doesn't run here; the passes are a"),
+    ],
+)  # fmt: skip
+def test_what_is_turned_off_runs_otherwise(capfd, arguments, wanted):
+    case = "cases.py:base"
+    for command in ("explain", "lower", "verify", "bisect", "diff"):
+        if "--passes-b" in arguments and command != "diff":
+            continue
+        more = {"bisect": ["--check", "bits"], "diff": [case]}.get(command, [])
+        _, err = said(capfd, command, case, *more, *arguments, code=2)
+        assert err.startswith(f"relower: --disable: {wanted}")
+        assert err.count("\n") == 1

@@ -92,7 +92,7 @@ def lowered(config, passes=None, contract=None):
     def build(mesh):
         gradient = moe.make_gradient(config, mesh)
         if passes or contract:
-            gradient = optimize(gradient, passes=passes, contract=contract or "bitwise")
+            gradient = optimize(gradient, passes=passes, contract=contract)
         return gradient, (state.params, tokens)
 
     program = lower(case(build, mesh={moe.AXIS: moe.DEVICES}), levels=("inlined",))

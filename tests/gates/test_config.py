@@ -232,6 +232,8 @@ def test_a_pass_set_may_be_told_things(tmp_path):
             "found both names and a contract, wanted one of them",
         ),
         ("{ names = [] }", "wanted a list of names"),
+        ('{ names = ["a"], disable = ["a"] }', "packed disable: a is asked for by name, too"),
+        ('{ names = ["a"], disable = ["b@f#1"] }', "b@f#1 turns nothing off: the pass b doesn't"),
         ('{ names = ["a"], quite = true }', "did you mean 'quiet'"),
         ('{ names = ["a"], quiet = 1 }', "quiet: 1; wanted true or false"),
         ('{ contract = "value", quiet = true }', "quiet: True; wanted true or false, beside names"),

@@ -951,6 +951,24 @@ class TestInterface:
         for options in ({"passes": []}, ways):
             assert (relower.optimize(jnp.argsort, **options)(x) == jnp.array([1, 2, 0])).all()
 
+    @pytest.mark.parametrize("contract", ["bitwise", "rounding"])
+    @pytest.mark.parametrize("passes", [["sorted_scatter"], []])
+    def test_a_contract_where_nothing_is_of_it(self, passes, contract):
+        """By name a pass runs whatever its contract: ``bitwise`` would not have kept it out."""
+        for do in (relower.optimize, relower.explain, relower.verify):
+            with pytest.raises(ValueError, match=f"found '{contract}' beside the passes"):
+                do(jnp.argsort, *([] if do is relower.optimize else [jnp.ones(3)]),
+                   passes=passes, contract=contract)  # fmt: skip
+        relower.optimize(jnp.argsort, passes=[*passes, "default"], contract=contract)
+
+    @pytest.mark.parametrize("beside", [[], ["default"], ["late_cast"]])
+    def test_a_pass_that_is_named_and_disabled(self, beside):
+        wanted = "found sorted_scatter, which is asked for by name, too"
+        with pytest.raises(ValueError, match=wanted):
+            relower.optimize(
+                jnp.argsort, passes=["sorted_scatter", *beside], disable=["sorted_scatter"]
+            )
+
     def test_what_is_no_function(self):
         with pytest.raises(TypeError, match="found 3 of type int, wanted a function"):
             relower.optimize(3)

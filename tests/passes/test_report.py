@@ -20,7 +20,13 @@ def test_a_pass_that_gave_way_is_told_from_one_that_nobody_followed():
     assert "which argsort_unique_pairs rewrote" in str(report)
     (entry,) = [s for s in report.to_json()["sites"] if s["status"] == "declined"]
     assert entry["taken_by"] == "argsort_unique_pairs"
-    assert declined(explain(wide, IDS, passes=BOTH[:1])) == {"argsort_packed_key": None}
+    data = report.to_json()
+    assert [data[n] for n in ("applied", "declined", "taken")] == [1, 0, 1]
+    head = str(report).splitlines()[0]
+    assert head.endswith("1 applied, 0 declined, 1 declined by one pass and rewritten by another")
+    alone = explain(wide, IDS, passes=BOTH[:1])
+    assert declined(alone) == {"argsort_packed_key": None}
+    assert alone.tally() == {"applied": 0, "declined": 1, "taken": 0}
 
 
 def test_another_equation_at_the_same_place_is_nobodys():

@@ -319,7 +319,9 @@ def test_what_is_run_is_what_optimize_does(quick):
 def test_facts_that_hold(quick):
     found = verify(known, TABLE, PLACES, passes=["nonnegative_index"], facts=True, limits=quick)
     assert found.exit_code == 0
-    assert found.facts == {"held": 1, "total": 1, "runs": 1, "broken": [], "why": None}
+    assert found.facts == {"held": 1, "total": 1, "runs": 1, "made_up": False, "broken": [],
+                           "why": None}  # fmt: skip
+    assert found.line().endswith("1 of 1 fact held")
 
 
 def test_a_fact_that_does_not_hold(quick):
@@ -334,6 +336,16 @@ def test_a_fact_that_does_not_hold(quick):
         "1 of 1 site verified on inputs that obey all facts, 1 of 1 fact broken in the program"
     )
     assert broken in str(found)
+
+
+def test_a_place_without_a_line_is_named_by_what_stands_there(quick, monkeypatch):
+    monkeypatch.setattr("relower.compat.source.source_line", lambda eqn: None)
+    fn = lambda t, i: jax.vmap(known, (None, 0))(t, i)
+    found = verify(fn, TABLE, np.array([[1, 7]], np.int32), passes=["nonnegative_index"],
+                   facts=True, limits=quick)  # fmt: skip
+    (broken,) = found.facts["broken"]
+    assert broken.endswith("taken as known by nonnegative_index at a select_n of unknown line "
+                           "(vmap())")  # fmt: skip
 
 
 def test_facts_in_the_body_of_a_scan(quick):
