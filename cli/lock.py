@@ -34,6 +34,9 @@ def _run(options: argparse.Namespace) -> int:
     nodes = {cell.lock_name: cell.node for cell in matrix.cells if cell.locked}
     if not nodes:
         raise InputError(f"{options.file}: no cell has locked = true: there is nothing to write")
+    uncontrolled = matrix.uncontrolled()
+    if uncontrolled is not None:  # the gate would say so, whatever is written here
+        raise InputError(f"{options.file}: {uncontrolled}")
     path, version = lock.lock_path(matrix.path), lock.jax_version()
     known = {entry.key: entry for entry in lock.read(path)}
     entries = {key: entry for key, entry in known.items() if key[0] in nodes}
@@ -48,6 +51,7 @@ def _run(options: argparse.Namespace) -> int:
             rows.append({"program": name, "sites": len(made.sites), "lost": gone, "new": new})
             entries[made.key] = made
             note(name)
+    _check_sites(rows)
     temporary = path.with_name(path.name + ".part")
     temporary.write_text(lock.written(list(entries.values())), encoding="utf-8")
     os.replace(temporary, path)
@@ -62,3 +66,16 @@ def _run(options: argparse.Namespace) -> int:
             indented(out, Text(f"lost {address}", style="red"))
     out.print(f"written to {path.name}, for jax {version}")
     return 0
+
+
+def _check_sites(rows: list[dict[str, Any]]) -> None:
+    """Raises where a program has no site, which the gate takes for undecided."""
+    without = [row for row in rows if not row["sites"]]
+    if without:
+        gone = "; ".join(address for row in without for address in row["lost"])
+        lost = f" any more (lost: {gone})" if gone else ""
+        raise InputError(
+            f"{', '.join(row['program'] for row in without)}: no pass rewrites anything{lost}, and "
+            "where no site is locked none can be lost: name other passes, or leave the cell out. "
+            "Nothing was written"
+        )

@@ -119,6 +119,15 @@ class Matrix:
         """What paths in the file are relative to."""
         return self.path.parent
 
+    def uncontrolled(self) -> str | None:
+        """What is missing where no cell shows that a difference would be seen, and one must."""
+        if not self.controls or any(not cell.identical for cell in self.cells):
+            return None
+        return (
+            "there is no control: add a cell with differs-from, to show that a difference would be "
+            "seen, or set controls = false under [gate]"
+        )
+
     def nodes(self) -> tuple[Node, ...]:
         """Every program that a cell names, once."""
         return tuple(dict.fromkeys(node for cell in self.cells for node in cell.nodes()))

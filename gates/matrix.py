@@ -298,11 +298,9 @@ def guards(matrix: Matrix, lowered: Lowered) -> list[str]:
     known = [snapshot_of_cell(cell, matrix) for cell in matrix.cells if cell.kind == "snapshot"]
     stray = unused(matrix.path.with_suffix(".snapshots"), known)
     found = [f"{path}: no cell has this snapshot; delete it" for path in _seen(stray, matrix)]
-    if matrix.controls and all(cell.identical for cell in matrix.cells):
-        found.append(
-            "there is no control: add a cell with differs-from, to show that a difference would be "
-            "seen, or set controls = false under [gate]"
-        )
+    uncontrolled = matrix.uncontrolled()
+    if uncontrolled is not None:
+        found.append(uncontrolled)
     return found + _duplicates(matrix, lowered)
 
 

@@ -91,6 +91,24 @@ def test_never_written_in_ci(folder, capfd, monkeypatch):
     assert not Path("relower.lock").exists()
 
 
+def test_what_the_gate_would_refuse_is_not_written(folder, capfd):
+    Path("relower.toml").write_text(TOML.replace("controls = false", ""))
+    assert main(["lock"]) == 2
+    err = capfd.readouterr().err
+    assert main(["gate"]) == 1
+    out = " ".join(capfd.readouterr().out.split())
+    control = "there is no control: add a cell with differs-from"
+    assert err.startswith(f"relower: relower.toml: {control}")
+    assert control in out
+    Path("relower.toml").write_text(TOML.replace('"default"', '"late"').replace(
+        "[[program.cell]]", 'passes.late = { names = ["late_cast"], quiet = true }\n[[program.cell]]'
+    ))  # fmt: skip
+    assert main(["lock"]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("relower: toy: step+late: no pass rewrites anything, and where no site")
+    assert not Path("relower.lock").exists()
+
+
 @pytest.mark.parametrize(
     ("was", "wanted", "said"),
     [
