@@ -12,7 +12,7 @@ from rich.text import Text
 from ..gates.child import run
 from ..gates.render import indented
 from ..lowering.words import plural
-from .options import Subparsers, add_command, add_lowering, job
+from .options import FILE_HELP, Subparsers, add_command, add_lowering, count, job
 from .progress import following, line
 from .show import console, print_json
 
@@ -22,24 +22,16 @@ CODES = {"holds": 0, "found": 1, "fails-without": 2, "flaky": 2, "unfinished": 2
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "bisect", _run, summary)
-    parser.add_argument(
-        "case", help="FILE.py:NAME, or FILE.py:NAME[KEY] for one of a dict of cases"
-    )
+    parser.add_argument("case", help=FILE_HELP)
     parser.add_argument(
         "--check", required=True, metavar="bits|numerics|FILE.py:FUNCTION",
         help="what fails: outputs that have other bits, a broken figure of the numerics gate, or a "
         "function that gets the optimized function and raises or returns False",
     )  # fmt: skip
     parser.add_argument(
-        "--most", type=_count, default=200, metavar="N", help="checks to run at most; default: 200"
+        "--most", type=count, default=200, metavar="N", help="checks to run at most; default: 200"
     )
-    add_lowering(parser)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: wanted a number of at least 1")
-    return int(text)
+    add_lowering(parser, passes="default")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -24,7 +24,17 @@ from ..lowering.errors import InputError
 from ..lowering.process import Limits
 from ..lowering.scratch import scratch
 from .cost_report import show_comparison, show_cost
-from .options import CASE_HELP, Subparsers, add_command, add_told, gibibytes, job, seconds
+from .options import (
+    CASE_HELP,
+    Subparsers,
+    add_command,
+    add_told,
+    add_where,
+    gibibytes,
+    job,
+    natural,
+    seconds,
+)
 from .show import console, exit_code, folder_exists, print_json, status, written
 
 OPS_SHOWN = 20
@@ -35,7 +45,10 @@ def add(commands: Subparsers, summary: str) -> None:
     parser = add_command(commands, "cost", _run, summary)
     parser.add_argument("a", help=CASE_HELP)
     parser.add_argument("b", nargs="?", help="compare with this; with --passes-b alone, A again")
-    parser.add_argument("--ops", type=int, default=OPS_SHOWN, metavar="N", help="lines to show")
+    parser.add_argument(
+        "--ops", type=natural, default=OPS_SHOWN, metavar="N",
+        help=f"operations, or places, to list; default: {OPS_SHOWN}",
+    )  # fmt: skip
     parser.add_argument("--bundles", action="store_true", help="count the final VLIW bundles too")
     parser.add_argument(
         "--no-analysis", action="store_true", help="counts and memory only: compile once"
@@ -45,20 +58,11 @@ def add(commands: Subparsers, summary: str) -> None:
         "--no-cache", action="store_true", help="compile also what was compiled before"
     )
     group = parser.add_argument_group("how a case is lowered and compiled")
-    group.add_argument("--passes", metavar="A,B", help="'none', 'default', or names of passes")
-    group.add_argument(
-        "--passes-b", metavar="A,B", help="as --passes, for B alone; then --passes is for A alone"
-    )
     add_told(group)
-    group.add_argument("--target", metavar="KIND:AxBxC", help="as in TPU7x:2x2x1, the default")
-    group.add_argument("--mesh", metavar="AXIS=N,…", help="for a case that has no mesh")
     group.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="SPEC",
-        help="'bf16[8,128]', once for each argument of a plain function",
+        "--passes-b", metavar="A,B", help="as --passes, for B alone; --passes then is for A alone"
     )
+    add_where(group)
     group.add_argument(
         "--limit",
         type=seconds,

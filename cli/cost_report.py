@@ -13,6 +13,7 @@ from ..lowering.cost.attribute import Attribution
 from ..lowering.cost.compare import Comparison, Group
 from ..lowering.cost.model import RUNGS, Cost, OpCost
 from ..lowering.words import agreeing, plural
+from .show import tabled
 
 NOISE = 0.01
 """The share of a place's cycles below which a loss is printed without the word."""
@@ -30,7 +31,7 @@ def show_cost(out: Console, cost: Cost, title: str, shown: int) -> None:
     ranked = sorted(cost.ops, key=_weight, reverse=True)
     ranked = [op for op in ranked if _weight(op) > 0 or op.sparse]
     if ranked:
-        out.print(_operations(ranked[:shown]))
+        tabled(out, _operations(ranked[:shown]))
     if len(ranked) > shown:
         out.print(f"  and {plural(len(ranked) - shown, 'smaller one')}; --ops shows more")
     _tail(out, cost)
@@ -76,7 +77,7 @@ def show_comparison(
         for group in changed[:shown]:
             table.add_row(*_row(group))
         if changed:
-            out.print(table)
+            tabled(out, table)
         if len(changed) > shown:
             out.print(f"  and {plural(len(changed) - shown, 'more place')}; --ops shows more")
         same = len(found.groups) - len(changed)
@@ -96,15 +97,17 @@ def _head(out: Console, cost: Cost) -> None:
     line = Text.assemble((f"rung {cost.rung}", "cyan"), f": {RUNGS[cost.rung]}")
     indented(out, line)
     if cost.has_cycles:
-        text = f"{total.cycles:,.0f} cycles"
+        text = plural(round(total.cycles), "cycle")
         if round(total.cycles) != total.estimate:
             text += f" ({total.estimate:,} by the compiler's estimate alone)"
         text += f", {cost.duration(total.cycles)} at {cost.chip.clock / 1e9:g} GHz"
         apart = "; collectives apart, below" if cost.collectives else ""
         indented(out, Text.assemble((text, "bold"), f"; covers {total.coverage}{apart}"))
     floor = cost.floor
-    text = f"at least {floor:,.0f} cycles, {cost.duration(floor)}, for its HBM bytes or FLOPs at "
-    text += "the chip's best"
+    text = (
+        f"at least {plural(round(floor), 'cycle')}, {cost.duration(floor)}, for its HBM bytes or "
+    )
+    text += "FLOPs at the chip's best"
     if cost.has_cycles and floor > total.cycles:
         text += ": more than that sum, which leaves out what has no cycles"
     indented(out, Text(text))
@@ -146,13 +149,13 @@ def _memories(out: Console, found: Comparison) -> None:
     for name in ("arguments", "outputs", "temp", "code", "peak"):
         before, after = getattr(found.a.memory, name), getattr(found.b.memory, name)
         table.add_row(f"{before:,}", f"{after:,}", _signed(after - before), Text(name))
-    out.print(table)
+    tabled(out, table)
     table = _table("A", "B", "change", "compiled operations")
     for label, a, b in _count_rows(found.a, found.b):
         if a != b:
             table.add_row(f"{a:,}", f"{b:,}", _signed(b - a), Text(label))
     if table.row_count:
-        out.print(table)
+        tabled(out, table)
 
 
 def _count_rows(a: Cost, b: Cost) -> list[tuple[str, int, int]]:
@@ -186,7 +189,7 @@ def _by_rewrite(out: Console, found: Attribution, shown: int) -> None:
     if len(found.savings) > shown:
         table.add_row("", "", Text(f"and {plural(len(found.savings) - shown, 'more')}", "dim"))
     table.add_row(_saved(found.elsewhere, 0.0), "", Text("elsewhere", "dim"))
-    out.print(table)
+    tabled(out, table)
     if found.share is not None:
         out.print(f"  {100 * found.share:.0f} % of the change is at the rewrites' places")
 

@@ -28,18 +28,20 @@ GROUPS_SHOWN = 30
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "diff", _run, summary)
-    what = f"an artifact, a file of StableHLO, or {CASE_HELP}"
-    parser.add_argument("a", help=what)
-    parser.add_argument("b", help=what)
+    parser.add_argument("a", help=f"an artifact, a file of StableHLO, or {CASE_HELP}")
+    parser.add_argument("b", help="likewise")
     parser.add_argument(
-        "--level", choices=LEVELS, default="exact", help="which normal form; default: exact"
+        "--level",
+        choices=LEVELS,
+        default="exact",
+        help="which normal form, from strict to loose (docs/identity.md); default: exact",
     )
     parser.add_argument(
         "--allow", action="append", default=[], metavar="FIELD",
         help="a field of the stamp that may differ, as in 'jax'; may be given again",
     )  # fmt: skip
     parser.add_argument(
-        "--passes-b", metavar="A,B", help="as --passes, for B alone; then --passes is for A alone"
+        "--passes-b", metavar="A,B", help="as --passes, for B alone; --passes then is for A alone"
     )
     parser.add_argument("--html", metavar="FILE", help="write the report as a page here too")
     parser.add_argument("--all", action="store_true", help="print every group of differences")

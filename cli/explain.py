@@ -27,7 +27,7 @@ def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "explain", _run, summary)
     parser.add_argument("case", help=CASE_HELP)
-    add_lowering(parser)
+    add_lowering(parser, passes="default")
     parser.add_argument(
         "--counts", action="store_true", help="how many sites each pass has, without the sites"
     )
@@ -44,7 +44,9 @@ def add(commands: Subparsers, summary: str) -> None:
         help="for each compilation of --measure; default: 300",
     )
     parser.add_argument(
-        "--no-cache", action="store_true", help="compile also what was compiled before"
+        "--no-cache",
+        action="store_true",
+        help="of --measure: compile also what was compiled before",
     )
     parser.add_argument(
         "--suggest",
@@ -53,9 +55,9 @@ def add(commands: Subparsers, summary: str) -> None:
     )
     parser.add_argument(
         "--cases",
-        metavar="NAME,NAME[KEY]",
-        help="of --suggest: other cases of the file that the patch must be right for, or 'none'; "
-        "default: all",
+        metavar="NAME,…",
+        help="of --suggest: which other cases of the same file the patch must be right for, as in "
+        "'small,large[wide]', or 'none'; default: all",
     )
     parser.add_argument(
         "--patch", metavar="FILE", help="write the patch of --suggest there, not to the terminal"

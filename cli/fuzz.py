@@ -16,8 +16,8 @@ from ..gates.child import passes_from
 from ..gates.fuzz.run import BY_ROUNDING, LOWER_EVERY, Asked, Found, fuzz, save
 from ..gates.render import indented
 from ..lowering.words import plural
-from .options import Subparsers, add_command, add_jobs, seconds
-from .show import UNDECIDED, console, folder_exists, print_json, progress
+from .options import Subparsers, add_command, add_jobs, count, natural, seconds
+from .show import UNDECIDED, console, folder_exists, print_json, progress, tabled
 
 INTERRUPTED = 130
 DEFAULT_COUNT = 200
@@ -29,34 +29,27 @@ def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "fuzz", _run, summary)
     parser.add_argument(
-        "--count", type=_whole, metavar="N",
-        help=f"programs; default: {DEFAULT_COUNT}, or as many as --seconds allows",
+        "--count", type=count, metavar="N",
+        help=f"how many programs; default: {DEFAULT_COUNT}, or as many as --seconds allows",
     )  # fmt: skip
     parser.add_argument("--seconds", type=seconds, metavar="S", help="stop after this time")
-    parser.add_argument("--seed", type=_natural, default=0, metavar="K", help="the first program's")
+    parser.add_argument(
+        "--seed", type=natural, default=0, metavar="K", help="of the first program; default: 0"
+    )
     parser.add_argument(
         "--passes", metavar="A,B", help="run these in every program; default: each draws its own"
     )
     parser.add_argument(
-        "--lower-every", type=_natural, default=LOWER_EVERY, metavar="N",
+        "--lower-every", type=natural, default=LOWER_EVERY, metavar="N",
         help=f"lower one of N programs for the TPU, too; 0 for none; default: {LOWER_EVERY}",
     )  # fmt: skip
     parser.add_argument(
-        "--save", default=".", metavar="FOLDER", help="where scripts that show violations go"
+        "--save",
+        default=".",
+        metavar="FOLDER",
+        help="where scripts that show violations go; default: here",
     )
     add_jobs(parser)
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: wanted a number of at least 0")
-    return int(text)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: wanted a number of at least 1")
-    return int(text)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -132,7 +125,7 @@ def report(out: Console, found: Found, scripts: list[Path | None]) -> None:
         more = f", {len(codes) - MOST_CODES} more" if len(codes) > MOST_CODES else ""
         table.add_row(name, f"{found.applied[name]:,}", f"{sum(n for _, n in codes):,}",
                       escape(shown + more))  # fmt: skip
-    out.print(table)
+    tabled(out, table)
     for violation, script in zip(found.violations, scripts, strict=True):
         _violation(out, violation, script)
     for line in found.vacuous():

@@ -28,7 +28,12 @@ GROUPS_SHOWN = 5
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "gate", _run, summary)
-    parser.add_argument("file", nargs="?", default="relower.toml", help="default: relower.toml")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        default="relower.toml",
+        help="which cells there are (docs/gate.md); default: relower.toml",
+    )
     add_jobs(parser)
     parser.add_argument(
         "--shard", metavar="I/N", help="run the I-th of N parts of the cells, from 1/N to N/N"

@@ -21,7 +21,9 @@ from .show import console, print_json, progress
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "lock", _run, summary)
-    parser.add_argument("file", nargs="?", default="relower.toml", help="default: relower.toml")
+    parser.add_argument(
+        "file", nargs="?", default="relower.toml", help="the gate's; default: relower.toml"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ OPS_SHOWN = 12
 def add(commands: Subparsers, summary: str) -> None:
     """Adds the command."""
     parser = add_command(commands, "lower", _run, summary)
-    parser.add_argument("case", help=f"{CASE_HELP}; or a file of StableHLO")
+    parser.add_argument("case", help=f"{CASE_HELP}. Or a file of StableHLO")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the artifact here")
     add_lowering(parser)
 

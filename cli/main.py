@@ -118,7 +118,8 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         prog="relower",
         description="Rewrite JAX programs, and prove on a CPU host what the rewrite did to the "
         "TPU program.",
-        epilog="Exit codes: 0 same or holds, 1 different or broken, 2 could not be decided.",
+        epilog="`relower COMMAND --help` says more. Exit codes: 0 same or holds, 1 different or "
+        "broken, 2 could not be decided.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():

@@ -13,8 +13,12 @@ from ..gates.pass_sets import CONTRACTS, asked_twice, without_effect
 from ..lowering.errors import InputError
 
 DEFAULT = "default"
-FILE_HELP = "FILE.py:NAME, or FILE.py:NAME[KEY] for one of a dict of cases"
-CASE_HELP = f"{FILE_HELP}; with @REV, the files of a git revision"
+FILE_HELP = (
+    "FILE.py:NAME: a relower.case, a function that returns one, or a plain function with an --arg "
+    "for each argument; NAME[KEY] is one of a dict of cases"
+)
+CASE_HELP = f"{FILE_HELP}, NAME@REV takes the files of a git revision"
+EXIT_CODES = "Exit codes: 0 same or holds, 1 different or broken, 2 could not be decided."
 Subparsers = Any
 
 
@@ -23,35 +27,50 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """A parser for one command, with ``--json``."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=summary[0].upper() + summary[1:] + "."
+        name, help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=EXIT_CODES
     )
     parser.set_defaults(run=run)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
 
 
-def add_lowering(parser: argparse.ArgumentParser) -> None:
-    """The options that say how a case is traced and lowered."""
+def add_lowering(parser: argparse.ArgumentParser, passes: str = "none") -> None:
+    """The options that say how a case is traced and lowered; ``passes`` is what runs unasked."""
     group = parser.add_argument_group("how a case is lowered")
-    group.add_argument("--passes", metavar="A,B", help="'none', 'default', or names of passes")
-    add_told(group)
-    group.add_argument("--target", metavar="KIND:AxBxC", help="as in TPU7x:2x2x1, the default")
-    group.add_argument("--route", choices=("abstract", "topology"), help="default: abstract")
-    group.add_argument("--mesh", metavar="AXIS=N,…", help="for a case that has no mesh")
+    add_told(group, passes)
+    add_where(group)
     group.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="SPEC",
-        help="'bf16[8,128]', once for each argument of a plain function",
-    )
+        "--route", choices=("abstract", "topology"),
+        help="who knows the target's devices: relower, or libtpu; default: abstract",
+    )  # fmt: skip
     group.add_argument(
-        "--timeout", type=seconds, metavar="SECONDS", help="for one lowering; default: none"
-    )
+        "--timeout", type=seconds, metavar="SECONDS",
+        help="give up where one lowering, or what is done here in its place, takes longer; "
+        "default: none",
+    )  # fmt: skip
 
 
-def add_told(group: Any) -> None:
-    """Which passes ``default`` stands for, and what they are told of a program."""
+def add_where(group: Any) -> None:
+    """What a case is lowered for, and the arguments of a plain function."""
+    group.add_argument(
+        "--target", metavar="KIND:AxBxC", help="kind and grid of chips; default: TPU7x:2x2x1"
+    )
+    group.add_argument(
+        "--mesh", metavar="AXIS=N,…", help="as in data=4,model=2; for a case that has no mesh"
+    )
+    group.add_argument(
+        "--arg", action="append", default=[], metavar="SPEC",
+        help="as in 'bf16[8,128]': once for each argument of a plain function; a case has its own",
+    )  # fmt: skip
+
+
+def add_told(group: Any, passes: str = "none") -> None:
+    """Which passes run, which ``default`` stands for, and what they are told of a program."""
+    group.add_argument(
+        "--passes", metavar="A,B",
+        help=f"'none', 'default', or names of passes, as `relower passes` lists them; default: "
+        f"{passes}",
+    )  # fmt: skip
     group.add_argument(
         "--contract", choices=CONTRACTS,
         help="the loosest contract of the passes that 'default' stands for; default: bitwise",
@@ -61,28 +80,38 @@ def add_told(group: Any) -> None:
         action="append",
         default=[],
         metavar="PASS|ADDRESS",
-        help="a pass not to run, or the address of a site to leave alone, as explain shows it",
+        help="a pass not to run, or the address of a site to leave alone, as explain shows it; may "
+        "be given again",
     )
     group.add_argument(
         "--frozen", metavar="REGEX",
         help="paths of output leaves that are gradients of frozen parameters (docs/optimize.md)",
     )  # fmt: skip
     group.add_argument(
-        "--assume", choices=("finite_grads",), help="what holds of every run (docs/optimize.md)"
-    )
+        "--assume", choices=("finite_grads",),
+        help="what holds of every run: gradients are neither inf nor NaN (docs/optimize.md)",
+    )  # fmt: skip
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """``--jobs``."""
     parser.add_argument(
-        "--jobs", "-j", type=_jobs, default=1, metavar="N",
-        help="lower N cases at once, each in a process of its own; default: 1",
+        "--jobs", "-j", type=count, default=1, metavar="N",
+        help="work on N at once, each in a process of its own; default: 1",
     )  # fmt: skip
 
 
-def _jobs(text: str) -> int:
+def count(text: str) -> int:
+    """A number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: wanted a number of at least 1")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """A number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: wanted a number of at least 0")
     return int(text)
 
 

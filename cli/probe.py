@@ -25,7 +25,10 @@ def add(commands: Subparsers, summary: str) -> None:
     parser = add_command(commands, "probe", _run, summary)
     parser.add_argument("case", help=FILE_HELP)
     parser.add_argument(
-        "--level", action="append", choices=LEVELS, help="may be given again; default: all"
+        "--level",
+        action="append",
+        choices=LEVELS,
+        help="compare at this one only; may be given again",
     )
     parser.add_argument(
         "--without", action="append", default=[], metavar="NAME",

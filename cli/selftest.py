@@ -15,8 +15,8 @@ from ..gates.selftest.report import cell, levels, written
 from ..gates.selftest.run import PARTS, selftest
 from ..gates.selftest.score import Kind, Score
 from ..lowering.errors import InputError
-from .options import CASE_HELP, Subparsers, add_command, add_jobs
-from .show import console, print_json, progress
+from .options import CASE_HELP, Subparsers, add_command, add_jobs, count, seconds
+from .show import console, print_json, progress, tabled
 
 _STYLES = {"✓": "green", "✗": "bold red", "–": "dim"}
 
@@ -28,11 +28,11 @@ def add(commands: Subparsers, summary: str) -> None:
         "case", nargs="*", help=f"programs to use in place of relower's own: {CASE_HELP}"
     )
     parser.add_argument(
-        "--sites", type=int, default=1, metavar="N",
+        "--sites", type=count, default=1, metavar="N",
         help="make each mutant at N places of each program; default: 1",
     )  # fmt: skip
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="for one process; default: none"
+        "--timeout", type=seconds, metavar="SECONDS", help="for one process; default: none"
     )
     add_jobs(parser)
     page = parser.add_mutually_exclusive_group()
@@ -93,8 +93,8 @@ def to_json(score: Score) -> dict[str, Any]:
 
 def report(out: Console, score: Score) -> None:
     """Prints the tables, what failed, and the score last."""
-    out.print(_table(score, "mutant", "must differ"))
-    out.print(_table(score, "noise", "must match"))
+    tabled(out, _table(score, "mutant", "must differ"))
+    tabled(out, _table(score, "noise", "must match"))
     for row in score.failures:
         what = f"{row.program}: {row.name} {row.state}: {row.reason}"
         indented(out, Text(what, style="red"), 0)

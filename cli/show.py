@@ -15,6 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from ..lowering.errors import InputError
 
@@ -34,6 +36,14 @@ def console() -> Console:
     """Standard output; of a fixed width where it is no terminal, so that files are stable."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_WHEN_PIPED
     return _Console(width=width, highlight=False, soft_wrap=False)
+
+
+def tabled(out: Console, table: Table) -> None:
+    """Prints a table without spaces at the ends of lines, which `rich` fills columns up with."""
+    for parts in out.render_lines(table, pad=False):
+        line = Text.assemble(*((part.text, part.style or "") for part in parts))
+        line.rstrip()
+        out.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
 def print_json(name: str, value: Mapping[str, Any]) -> None:

@@ -19,7 +19,16 @@ from ..gates.verify.host import variables
 from ..gates.verify.verdict import remarks
 from ..lowering.errors import InputError
 from ..lowering.words import UNADDRESSED, plural
-from .options import CASE_HELP, Subparsers, add_command, add_lowering, gibibytes, job, seconds
+from .options import (
+    CASE_HELP,
+    Subparsers,
+    add_command,
+    add_lowering,
+    count,
+    gibibytes,
+    job,
+    seconds,
+)
 from .progress import bar, following
 from .show import console, print_json
 
@@ -32,7 +41,7 @@ def add(commands: Subparsers, summary: str) -> None:
     parser.add_argument(
         "case",
         nargs="?",
-        help=f"{CASE_HELP}; without one, with --mutants, the passes' own examples",
+        help=f"{CASE_HELP}. Without one, with --mutants: the passes' own examples",
     )
     parser.add_argument(
         "--mutants", action="store_true",
@@ -40,33 +49,32 @@ def add(commands: Subparsers, summary: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--pass", action="append", default=[], metavar="NAME", dest="only",
-        help="verify this pass's sites only; may be given again",
+        help="verify this pass's sites only, and run it, too; may be given again",
     )  # fmt: skip
     parser.add_argument(
         "--facts", action="store_true",
         help="also run the whole program, and see whether what rewrites take as known holds",
     )  # fmt: skip
     parser.add_argument(
-        "--seeds", type=_count, default=2, metavar="N", help="fill each kind of input N times"
+        "--seeds",
+        type=count,
+        default=2,
+        metavar="N",
+        help="fill each kind of input N times; default: 2",
     )
     parser.add_argument(
         "--limit", type=seconds, default=60.0, metavar="SECONDS", help="for each site; default: 60"
     )
     parser.add_argument(
         "--memory-limit", type=gibibytes, default=1.0, metavar="GIB",
-        help="of what a site reads and makes; larger ones are unknown; default: 1",
+        help="bytes that a site reads and makes; a larger one is run at smaller shapes, or "
+        "unknown; default: 1",
     )  # fmt: skip
     parser.add_argument(
         "--repro", metavar="FOLDER", default="relower-repro",
         help="where scripts that show violations are put; default: relower-repro",
     )  # fmt: skip
-    add_lowering(parser)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: wanted a number of at least 1")
-    return int(text)
+    add_lowering(parser, passes="default")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -77,10 +77,11 @@ def _head(cost: Cost) -> Iterable[str]:
     yield f"<p>rung <b>{text(cost.rung)}</b>: {text(RUNGS[cost.rung])}</p>"
     if cost.has_cycles:
         yield (
-            f"<p><b>{total.cycles:,.0f} cycles</b>, {cost.duration(total.cycles)} at "
+            f"<p><b>{plural(round(total.cycles), 'cycle')}</b>, {cost.duration(total.cycles)} at "
             f"{cost.chip.clock / 1e9:g} GHz; covers {text(total.coverage)}</p>"
         )
-    yield f"<p>at least {cost.floor:,.0f} cycles for its HBM bytes or FLOPs at the chip's best</p>"
+    floor = plural(round(cost.floor), "cycle")
+    yield f"<p>at least {floor} for its HBM bytes or FLOPs at the chip's best</p>"
     yield from (f'<p class="note">{text(note)}</p>' for note in cost.notes)
 
 

@@ -95,7 +95,7 @@ def _chosen(
         if name not in (*known, _name(spec)):
             raise InputError(
                 f"--cases: no case {name!r} beside {_name(spec)}; wanted of "
-                f"{', '.join(known) or 'none'}, or 'none'"
+                f"{', '.join(known) or 'none'}, by name and with commas between, or 'none'"
             )
     left = {name: "--cases leaves it out" for name in known if name not in cases}
     return [other for other in found if _name(other) in cases], left

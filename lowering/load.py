@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 import traceback
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ def load_case(spec: str, args: Sequence[str] = ()) -> Case:
     path_text, colon, target = spec.rpartition(":")
     match = _NAME.fullmatch(target)
     if not colon or match is None or not path_text:
-        raise InputError(f"{spec!r}: wanted FILE.py:NAME or FILE.py:NAME[KEY]")
+        raise InputError(_no_case(spec))
     path = Path(path_text)
     if not path.is_file():
         raise InputError(f"{path_text}: no such file{_file_of(path_text, target)}")
@@ -47,6 +48,22 @@ def load_case(spec: str, args: Sequence[str] = ()) -> Case:
         found = _member(module, match["name"], path)
         made = _resolve(found, match["name"], match["key"], list(args), path)
     return replace(made, host_queries=tuple(queries))
+
+
+def _no_case(spec: str) -> str:
+    """What to say of what isn't of the form of a case."""
+    form = "FILE.py:NAME or FILE.py:NAME[KEY]"
+    path = Path(spec)
+    if not path.is_file():
+        return f"{spec!r}: wanted {form}"
+    if path.suffix == ".py":
+        return f"{spec}: which of its cases? Wanted {form}; it has {_public(load_module(path))}"
+    if zipfile.is_zipfile(path):
+        return (
+            f"{spec} is an artifact, a program that is lowered already: `relower diff` compares "
+            f"it; here the case is wanted that it was lowered from, as {form}"
+        )
+    return f"{spec} is no Python file: wanted {form}"
 
 
 def load_module(path: Path) -> ModuleType:
@@ -131,14 +148,17 @@ def _set_strangers_aside(folder: Path) -> None:
 def _member(module: ModuleType, name: str, path: Path) -> Any:
     if hasattr(module, name):
         return getattr(module, name)
+    raise InputError(f"{path}: no {name!r}; it has {_public(module)}")
+
+
+def _public(module: ModuleType) -> str:
     public = [
         key
         for key, value in vars(module).items()
         if not key.startswith("_")
         and (isinstance(value, (Case, dict)) or getattr(value, "__module__", "") == module.__name__)
     ]
-    known = ", ".join(sorted(public)) or "nothing that could be a case"
-    raise InputError(f"{path}: no {name!r}; it has {known}")
+    return ", ".join(sorted(public)) or "nothing that could be a case"
 
 
 def _resolve(found: Any, name: str, key: str | None, args: list[str], path: Path) -> Case:
@@ -188,6 +208,11 @@ def _from_specs(function: Callable[..., Any], args: list[str], where: str) -> Ca
     try:
         inspect.signature(function).bind(*specs)
     except TypeError:
+        if not wanted:
+            raise InputError(
+                f"{where} takes no arguments, found {len(args)} --arg: leave them out. A case has "
+                "arguments of its own, also one that a function returns"
+            ) from None
         raise InputError(
             f"{where} takes {plural(len(wanted), 'argument')} ({', '.join(wanted)}), found "
             f"{len(args)} --arg: give one as DTYPE[DIM,...] for each"
@@ -208,7 +233,8 @@ def required(function: Callable[..., Any]) -> list[str]:
 
 
 def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def describe(error: BaseException) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from .errors import InputError
+from .words import plural
 
 Route = Literal["abstract", "topology"]
 AxisTypes = Literal["auto", "explicit"]
@@ -26,6 +27,7 @@ _LONGEST = 60
 
 # TensorCores of one chip that jax shows as devices of their own.
 _DEVICES_PER_CHIP: Mapping[str, int] = {"TPU7x": 2}
+_DIMENSIONS = 3
 _SPEC = re.compile(r"(?P<kind>[^:]+):(?P<shape>\d+(x\d+)*)")
 _AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
@@ -78,8 +80,8 @@ def parse_target(spec: str) -> Target:
     """``KIND:AxBxC`` to a `Target`.
 
     Raises:
-        InputError: the text has another form, the kind isn't known, an extent is zero, or there
-            are too many devices.
+        InputError: the text has another form, the kind isn't known, an extent is zero, there are
+            more or fewer than three, or too many devices.
     """
     match = _SPEC.fullmatch(spec)
     if match is None:
@@ -96,6 +98,13 @@ def parse_target(spec: str) -> Target:
     if huge or found.device_count > MAX_DEVICES:
         shown = spec if len(spec) < _LONGEST else f"{spec[:_LONGEST]}…"
         raise InputError(f"target {shown!r}: wanted at most {MAX_DEVICES:,} devices")
+    if len(extents) != _DIMENSIONS:
+        filled = "x".join([*extents, *["1"] * (_DIMENSIONS - len(extents))])
+        raise InputError(
+            f"target {spec!r}: found {plural(len(extents), 'extent')}, wanted {_DIMENSIONS}, as "
+            f"{kind} is a grid of three dimensions"
+            + (f": {kind}:{filled}" if len(extents) < _DIMENSIONS else "")
+        )
     return found
 
 

@@ -48,7 +48,8 @@ class Measurement:
         if self.why is not None:
             return f"not measured, the rule of thumb decided: {self.why}"
         ways = ", ".join(f"{name} {cycles:,.0f}" for name, cycles in self.after.items())
-        line = f"measured: {self.before:,.0f} estimated cycles as it is; {ways}; rung {self.rung}"
+        before = plural(round(self.before), "estimated cycle")
+        line = f"measured: {before} as it is; {ways}; rung {self.rung}"
         rest = [f"{name} ({why})" for name, why in self.missing.items()]
         return line + (f"; without a figure: {', '.join(rest)}" if rest else "")
 

@@ -106,9 +106,10 @@ class Meter:
         for other, theirs in _rivals(p, match, passes):
             found, _ = self.measured(other, theirs)
             if found.chosen is not None and found.rung == mine.rung and found.saving > mine.saving:
+                mine_saves = plural(round(mine.saving), "estimated cycle")
                 return Reason(
                     "measured-less", f"{other.name} ({found.chosen}) saves more here",
-                    f"{mine.saving:,.0f} estimated cycles saved by {p.name} ({mine.chosen})",
+                    f"{mine_saves} saved by {p.name} ({mine.chosen})",
                     f"{found.saving:,.0f}, as by {other.name}",
                 )  # fmt: skip
         return None
@@ -299,7 +300,7 @@ def _no_gain(found: Measurement) -> Reason:
     best = min(found.after, key=lambda name: found.after[name])
     return Reason(
         "measured-no-gain", "no way costs less than what stands here",
-        f"{found.after[best]:,.0f} estimated cycles ({best}), rung {found.rung}",
+        f"{plural(round(found.after[best]), 'estimated cycle')} ({best}), rung {found.rung}",
         f"fewer than {found.before:,.0f}",
     )  # fmt: skip
 

@@ -1,8 +1,23 @@
 """What is shown while a command works."""
 
 import pytest
+from rich.table import Table
 
-from relower.cli.show import progress
+from relower.cli.show import console, progress, tabled
+
+
+def test_lines_of_a_table_end_where_their_text_does(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    table = Table("pass", "reasons", box=None, pad_edge=False)
+    table.add_row("short", "a [bold]reason[/] that is wrapped, since it is long")
+    table.add_row("a longer name", "")
+    tabled(console(), table)
+    assert capsys.readouterr().out.splitlines() == [
+        "pass           reasons",
+        "short          a reason that is wrapped,",
+        "               since it is long",
+        "a longer name",
+    ]
 
 
 @pytest.mark.parametrize("terminal", [True, False])

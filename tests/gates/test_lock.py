@@ -100,9 +100,9 @@ def test_what_the_gate_would_refuse_is_not_written(folder, capfd):
     control = "there is no control: add a cell with differs-from"
     assert err.startswith(f"relower: relower.toml: {control}")
     assert control in out
-    Path("relower.toml").write_text(TOML.replace('"default"', '"late"').replace(
-        "[[program.cell]]", 'passes.late = { names = ["late_cast"], quiet = true }\n[[program.cell]]'
-    ))  # fmt: skip
+    late = 'passes.late = { names = ["late_cast"], quiet = true }\n[[program.cell]]'
+    text = TOML.replace('"default"', '"late"').replace("[[program.cell]]", late)
+    Path("relower.toml").write_text(text)
     assert main(["lock"]) == 2
     err = capfd.readouterr().err
     assert err.startswith("relower: toy: step+late: no pass rewrites anything, and where no site")

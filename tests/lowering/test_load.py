@@ -67,7 +67,8 @@ def test_an_argument_with_a_default_may_be_left_out(path):
 
 
 BAD = {
-    "no colon": ("{path}", [], r"wanted FILE.py:NAME"),
+    "no name": ("{path}", [], r"which of its cases\? Wanted FILE.py:NAME .*; it has broken, cases"),
+    "no colon": ("plain", [], r"'plain': wanted FILE.py:NAME or"),
     "no file": ("{path}x.py:plain", [], r"no such file"),
     "not a name": ("{path}:a-b", [], r"wanted FILE.py:NAME"),
     "no such name": ("{path}:plane", [], r"no 'plane'; it has .*plain"),
@@ -76,11 +77,17 @@ BAD = {
     "too many specs": ("{path}:plain", ["f32[2]"] * 3, r"takes 2 arguments \(x, w\), found 3"),
     "bad spec": ("{path}:plain", ["f32", "f32[2]"], r"wanted DTYPE\[DIM"),
     "specs for a case": ("{path}:ready", ["f32[2]"], r"arguments of its own; leave --arg out"),
+    "specs for what returns one": (
+        "{path}:nothing",
+        ["f32[2]"],
+        r"nothing takes no arguments, found"
+        " 1 --arg: leave them out. A case has arguments of its own",
+    ),
     "no key": ("{path}:cases", [], r"choose one as .*\[KEY\] of small, made"),
     "wrong key": ("{path}:cases[big]", [], r"no case 'big'; it has small, made"),
     "key of a case": ("{path}:ready[a]", [], r"no dict of cases but a Case"),
-    "a number": ("{path}:number", [], r"wanted a case or a function, found a int"),
-    "returns a number": ("{path}:wrong", [], r"returned a int, wanted a case or a dict"),
+    "a number": ("{path}:number", [], r"wanted a case or a function, found an int"),
+    "returns a number": ("{path}:wrong", [], r"returned an int, wanted a case or a dict"),
     "raises": ("{path}:broken", [], r"broken\(\) failed: ZeroDivisionError: .*cases.py:25"),
 }
 
@@ -91,6 +98,16 @@ def test_bad_input_is_one_line(path, name):
     with pytest.raises(InputError, match=wanted) as caught:
         load_case(spec.format(path=path), args)
     assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_source_are_told_apart(path, tmp_path):
+    made = tmp_path / "base.program"
+    save(lower(load_case(f"{path}:ready")), made)
+    with pytest.raises(InputError, match=r"base.program is an artifact, .* `relower diff`"):
+        load_case(str(made))
+    (tmp_path / "notes").write_text("x")
+    with pytest.raises(InputError, match=r"notes is no Python file: wanted FILE.py:NAME"):
+        load_case(str(tmp_path / "notes"))
 
 
 @pytest.mark.parametrize(

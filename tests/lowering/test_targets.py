@@ -26,6 +26,9 @@ def test_a_chip_of_tpu7x_is_two_devices():
     [
         ("TPU7x", "wanted KIND:AxBxC"),
         ("TPU7x:2x", "wanted KIND:AxBxC"),
+        ("TPU7x:2x2", "found 2 extents, wanted 3, as TPU7x is a grid of three .*: TPU7x:2x2x1$"),
+        ("TPU7x:4", "found 1 extent, wanted 3, .*: TPU7x:4x1x1$"),
+        ("TPU7x:2x2x1x1", "found 4 extents, wanted 3, as TPU7x is a grid of three dimensions$"),
         ("TPU7x:0x1x1", "at least 1"),
         ("TPU7x:2x2x1000000", "'TPU7x:2x2x1000000': wanted at most 65,536 devices"),
         ("TPU7x:1x" + "9" * 5000, "9…': wanted at most 65,536 devices"),

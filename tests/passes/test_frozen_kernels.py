@@ -153,7 +153,7 @@ def test_a_kernel_makes_its_other_results_only(place, eqns_of):
 
 def test_lowered_for_tpu_it_is_the_kernel_that_a_person_writes():
     shapes = jax.tree.map(lambda a: shaped(*a.shape), data())
-    lower = lambda fn: relower.lower(fn, *shapes, target="TPU7x:1")
+    lower = lambda fn: relower.lower(fn, *shapes, target="TPU7x:1x1x1")
     before = jax.grad(loss_with(by(full, WHOLE)))
     after = lower(jax.grad(loss_with(by_hand)))
     found = relower.diff(lower(optimize(before, passes=[NAME], frozen="kernel")), after,
