@@ -49,7 +49,7 @@ def add(commands: Subparsers, summary: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--pass", action="append", default=[], metavar="NAME", dest="only",
-        help="verify this pass's sites only, and run it, too; may be given again",
+        help="verify this pass's sites only, and run it beside 'default'; may be given again",
     )  # fmt: skip
     parser.add_argument(
         "--facts", action="store_true",

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from relower.lowering import Case, InputError, load_case, lower
+from relower.lowering.artifact import save
 
 TEXT = """
 import jax
