@@ -103,7 +103,7 @@ def test_bad_input_is_one_line(path, name):
 
 def test_files_that_are_no_source_are_told_apart(path, tmp_path):
     made = tmp_path / "base.program"
-    save(lower(load_case(f"{path}:ready")), made)
+    save(lower(load_case(f"{path}:optional", ["f32[2]"])), made)
     with pytest.raises(InputError, match=r"base.program is an artifact, .* `relower diff`"):
         load_case(str(made))
     (tmp_path / "notes").write_text("x")
