@@ -12,6 +12,7 @@ from .graph import Scope
 from .grouped_gemm import grouped_gemm
 from .pattern import Mismatch
 from .swiglu import products_after, silu_behind, stopped_at
+from .swiglu_factors import near_by_factors
 
 _BETWEEN = ("add_p", "sub_p", "neg_p", "min_p", "max_p", "clamp_p", "select_n_p", "div_p",
             "reshape_p", "squeeze_p", "transpose_p", "gather_p", "tanh_p")  # fmt: skip
@@ -23,12 +24,15 @@ def near_swiglu(scope: Scope, index: int) -> Mismatch | None:
     """Why a product of an activated part of a GEMM with another is no SwiGLU of its halves.
 
     Looked for only where there is a grouped GEMM at ``index``; None where no product of two parts
-    of it, one activated, follows within few equations.
+    of it, or of GEMMs of the same rows, one activated, follows within few equations.
     """
     if grouped_gemm(scope.eqns[index]) is None:
         return None
     for product in products_after(scope, index, through=_BETWEEN):
         eqn = scope.eqns[product]
+        factors = near_by_factors(scope, product, index)
+        if factors is not None:
+            return factors
         for a, b in (eqn.invars, eqn.invars[::-1]):
             gate = silu_behind(scope, a)
             if gate is None or not all(_comes_from(scope, v, index) for v in (gate, b)):

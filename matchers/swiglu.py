@@ -15,6 +15,7 @@ from ..compat.jaxprs import Atom, Eqn, Var
 from ..compat.primitives import primitive
 from .graph import OUTPUT, Scope
 from .grouped_gemm import GroupedGemm, grouped_gemm
+from .logistic import Spelling, denominator_of, silu_of
 
 _PASSED = ("convert_element_type_p", "name_p", "split_p", "slice_p", "logistic_p", "jit_p")
 _FAR = 24
@@ -56,6 +57,8 @@ class SwiGlu:
     """The product's, or that of the cast that alone reads it."""
     silu_dtype: Any
     """In which the gate is activated."""
+    spelling: Spelling
+    """How its activation is written."""
     casts: tuple[Any, ...]
     """Types between the activation and the product."""
 
@@ -143,14 +146,20 @@ def products_after(scope: Scope, index: int, through: Sequence[str] = ()) -> Ite
             eqn = scope.eqns[reader]
             if eqn.primitive is primitive("mul_p"):
                 yield reader
-            elif eqn.primitive not in passed:
+            elif eqn.primitive not in passed and not _is_quotient(scope, eqn):
                 continue
             waiting.extend(v for v in eqn.outvars if not jaxprs.is_dropped(v))
 
 
+def _is_quotient(scope: Scope, eqn: Eqn) -> bool:
+    """Whether an equation divides by ``1 + exp(-x)``, which is to multiply by a logistic."""
+    return eqn.primitive is primitive("div_p") and denominator_of(scope, eqn.invars[1]) is not None
+
+
 def silu_behind(scope: Scope, atom: Atom) -> Atom | None:
     """What an atom is SiLU of, but for casts."""
-    return _silu(scope, _behind_casts(scope, atom)[0])
+    found = _silu(scope, _behind_casts(scope, atom)[0])
+    return None if found is None else found[0]
 
 
 def stopped_at(scope: Scope, atom: Atom) -> int | None:
@@ -170,18 +179,18 @@ def _activation(scope: Scope, product: int, gate: Atom, up: Atom) -> SwiGlu | No
     activated, casts, names, _ = _behind_casts(scope, gate)
     found = None if names else _silu(scope, activated)
     # From here on in the body of the product: what another body makes has no equation here.
-    traced = None if found is None else _traced(scope, found)
+    traced = None if found is None else part_of_gemm(scope, found[0])
     if found is None or traced is None:
         return None
-    dtype = found.aval.dtype
-    other = _traced(scope, up)
+    dtype, spelling = found[0].aval.dtype, found[1]
+    other = part_of_gemm(scope, up)
     result, out = product, scope.eqns[product].outvars[0]
     readers = scope.readers(out)
     if len(readers) == 1 and readers[0] != OUTPUT:
         cast = scope.eqns[readers[0]]
         if cast.primitive is primitive("convert_element_type_p") and _is_narrowing(cast):
             result = readers[0]
-    return SwiGlu(traced, other, product, result, dtype, casts)
+    return SwiGlu(traced, other, product, result, dtype, spelling, casts)
 
 
 def _is_narrowing(eqn: Eqn) -> bool:
@@ -189,19 +198,11 @@ def _is_narrowing(eqn: Eqn) -> bool:
     return (source, target) == (np.dtype("float32"), dtypes.bfloat16)
 
 
-def _silu(scope: Scope, atom: Atom) -> Atom | None:
-    """What ``x * logistic(x)`` is of, as an atom of ``scope``."""
-    product = scope.producer(atom)
-    if product is None or product.eqn.primitive is not primitive("mul_p"):
-        return None
-    inner = product.scope
-    for x, sigmoid in (product.eqn.invars, product.eqn.invars[::-1]):
-        made = inner.producer(sigmoid)
-        if made is None or made.eqn.primitive is not primitive("logistic_p"):
-            continue
-        if made.scope.resolve(made.eqn.invars[0]) == inner.resolve(x):
-            return _handed_in(scope, inner, x)
-    return None
+def _silu(scope: Scope, atom: Atom) -> tuple[Atom, Spelling] | None:
+    """What an atom is SiLU of, as an atom of ``scope``, and how that is written."""
+    found = silu_of(scope, atom)
+    of = None if found is None else _handed_in(scope, found.scope, found.atom)
+    return None if found is None or of is None else (of, found.spelling)
 
 
 def _handed_in(scope: Scope, inner: Scope, atom: Atom) -> Atom | None:
@@ -217,7 +218,7 @@ def _handed_in(scope: Scope, inner: Scope, atom: Atom) -> Atom | None:
     return atom
 
 
-def _traced(scope: Scope, atom: Atom) -> Traced | None:
+def part_of_gemm(scope: Scope, atom: Atom) -> Traced | None:
     """The GEMM of this body that an atom is a part of."""
     part, casts, names, _ = _behind_casts(scope, atom)
     cut = _cut(scope, part)

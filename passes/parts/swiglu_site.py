@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from ...compat.jaxprs import Var
@@ -14,9 +15,17 @@ from ...compat.tracing import call_again
 from ...kernels.grouped_swiglu.api import grouped_swiglu
 from ...matchers.graph import OUTPUT, Scope
 from ...matchers.grouped_gemm import GroupedGemm, grouped_gemm
+from ...matchers.logistic import Spelling
 from ...matchers.swiglu import SwiGlu, Traced, is_needed
 from ..base import Replacement
 from .grouped_checks import one_precision
+
+
+_SILU: dict[Spelling, Callable[[jax.Array], jax.Array]] = {
+    Spelling.LOGISTIC: jax.nn.silu,
+    Spelling.RECIPROCAL: lambda x: x * (1 / (1 + jnp.exp(-x))),
+    Spelling.QUOTIENT: lambda x: x / (1 + jnp.exp(-x)),
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,8 @@ def replacement_of(scope: Scope, site: SwiGlu) -> Replacement:
 
     offset = () if first.group_offset is None else (first.group_offset,)
     operands = (first.lhs, first.group_sizes, *weights, *offset)
-    key = (site.gate.half, wanted, site.silu_dtype, site.casts, product, tuple(kinds))
+    key = (site.gate.half, wanted, site.silu_dtype, site.spelling, site.casts, product,
+           tuple(kinds))  # fmt: skip
     return Replacement(operands, results, run, key, also=also)
 
 
@@ -132,7 +142,7 @@ def activation_of(
     """
 
     def activation(gate: jax.Array, up: jax.Array) -> jax.Array:
-        activated = jax.nn.silu(gate.astype(site.silu_dtype))
+        activated = _SILU[site.spelling](gate.astype(site.silu_dtype))
         for dtype in reversed(site.casts):
             activated = activated.astype(dtype)
         return (activated * up.astype(product)).astype(out)
