@@ -17,6 +17,7 @@ from ..compat.jaxprs import Atom, Eqn, Var
 from ..compat.primitives import primitive
 from .graph import OUTPUT, Scope
 from .placed_rows import Placed, distinct, outer_behind, row_numbers, same_places, taken_behind
+from .spread_rows import Dims, Spread, Summed, spread_behind, summed_with
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Backward:
     placed: Placed | None = None
     """Where rows are taken to tokens' choices before they are weighted, how; ``g`` is then of the
     tokens, and ``w`` ``[tokens…, choices]``."""
+    spread: Spread | None = None
+    """Where rows are added up in another order of axes than their product has, how the cotangents
+    and weights lie there."""
+    result_dims: Dims = ()
+    """For each axis of the weights' gradient, which of the rows' it is, where they are spread."""
     input_gradient: int | None = None
     wo_gradients: tuple[int, ...] = ()
     differences: dict[str, Difference] = field(default_factory=dict)
@@ -69,6 +75,7 @@ def backwards(scope: Scope) -> dict[int, Backward]:
         found = [f for i in sums if (f := _backward(scope, i)) is not None]
         dots = [i for i in scope.live if scope.eqns[i].primitive in products()]
         found += [f for i in dots if (f := _routed(scope, i)) is not None]
+        found += [f for i in dots if (f := _turned(scope, i)) is not None]
         known = scope.memo["weighted_rows"] = {f.members[0]: f for f in found}
     return known
 
@@ -124,6 +131,50 @@ def _routed(scope: Scope, index: int) -> Backward | None:
             _sort_in(scope, found, product, r)
         return found
     return None
+
+
+def _turned(scope: Scope, index: int) -> Backward | None:
+    """The backward around a product of weighted cotangents that lie in another order of axes."""
+    eqn = scope.eqns[index]
+    if eqn.primitive is not primitive("dot_general_p"):
+        return None
+    for weighted in eqn.invars:
+        for spread in spread_behind(scope, weighted) if jaxprs.is_var(weighted) else ():
+            for summed in summed_with(scope, spread):
+                found = _around_turned(scope, weighted, spread, summed)
+                if found is not None:
+                    return found
+    return None
+
+
+def _around_turned(
+    scope: Scope, weighted: Var, spread: Spread, summed: Summed
+) -> Backward | None:
+    made = _made(scope, summed.rows)
+    found = Backward(summed.index, spread.cotangents, spread.weights,
+                     -1 if made is None else made, weighted, spread=spread,
+                     result_dims=summed.result_dims)  # fmt: skip
+    product = None if made is None else scope.eqns[made]
+    if made is None or product is None or product.primitive is primitive("name_p"):
+        what = "an input of the body" if product is None else "name"
+        found.differences["saved"] = Difference(what, "a matrix product that is computed here")
+        return found
+    if product.primitive is not primitive("dot_general_p") or scope.is_kept(made):
+        return None
+    if summed.read is not None:
+        found.differences["read-elsewhere"] = Difference(
+            f"read by {summed.read}", "rows read for the weights' gradient alone"
+        )
+    if not _by_rows(product):
+        found.differences["layout"] = Difference(
+            _dims(product), "rows times one matrix, or times one for each group or batch"
+        )
+        return found
+    if spread.cotangent_dims[-1] != weighted.aval.ndim - 1:
+        return None  # weights of columns
+    for reader in scope.readers(weighted):
+        _sort_in(scope, found, product, reader)
+    return None if found.input_gradient is None and "other-reader" in found.differences else found
 
 
 def _token_products(scope: Scope, g: Var, spread: Var | None) -> Iterator[tuple[int, Atom]]:

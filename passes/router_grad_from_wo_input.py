@@ -44,7 +44,7 @@ from ..matchers.swiglu import narrower
 from ..matchers.weighted_rows import Backward, backwards, products
 from .base import Contract, Example, Match, Pass, Reason, Replacement, Requirement
 from .parts.told import told
-from .parts.weighted_rows import Places, rowwise, scaled
+from .parts.weighted_rows import Places, Turned, rowwise, scaled
 
 _REQUIREMENTS = {
     "saved": ("the rows were saved and are not computed again",
@@ -66,7 +66,8 @@ def _sums(match: Match) -> Reason | None:
     """Whether what was one rounding or sum is no worse a one now."""
     found: Backward = match.captures["backward"]
     product = match.scope.eqns[found.product]
-    if found.product < 0 or product.primitive not in products():
+    said = "layout" in found.differences
+    if said or found.product < 0 or product.primitive not in products():
         return None  # said already
     rows, h = product.outvars[0].aval, product.invars[0].aval
     if narrower(rows.dtype, jnp.float32):
@@ -112,8 +113,12 @@ def _replace(match: Match) -> Replacement:
     h: Atom = eqns[found.product].invars[0]
     others = {a: None for i in members[:] if i != found.weight_gradient for a in eqns[i].invars}
     given = [a for a in others if a is not found.weighted and a is not h]
-    placed = found.placed
-    places = Places(placed, found.weighted.aval.shape) if placed is not None else None
+    placed, spread = found.placed, found.spread
+    places: Places | Turned | None = None
+    if placed is not None:
+        places = Places(placed, found.weighted.aval.shape)
+    elif spread is not None:
+        places = Turned(spread, found.result_dims, found.weighted.aval.shape)
     routes = () if places is None else places.operands
 
     def rewritten(g: Any, column: Any, h: Any, *rest: Any) -> Sequence[Any]:
@@ -141,7 +146,7 @@ def _replace(match: Match) -> Replacement:
     outs = tuple(eqns[i].outvars[0] for i in members)
     operands = (found.cotangents, found.column, h, *routes, *given)
     done = tuple(eqns[i] for i in (*members, found.product))  # as objects, with their operands
-    done = (*done, held)
+    done = (*done, held, found.result_dims)
     key = (*done, placed.gather, placed.scatter, placed.mask) if placed is not None else done
     return Replacement(operands, outs, rewritten, key, also=members[1:])
 

@@ -11,6 +11,7 @@ from jax import lax
 
 from ...compat.jaxprs import Atom
 from ...matchers.placed_rows import Placed
+from ...matchers.spread_rows import Dims, Spread
 
 
 def scaled(rows: jax.Array, column: jax.Array, dtype: Any) -> jax.Array:
@@ -77,3 +78,34 @@ class Places:
             rows = eqn.primitive.bind(rows, indices, **params)
         rows = rows if mask is None else jnp.where(mask, rows, 0)
         return rows.reshape(self.placed.shape)
+
+
+class Turned:
+    """The same for rows that are added up in another order of axes than their product has."""
+
+    operands: tuple[Atom, ...] = ()
+
+    def __init__(self, spread: Spread, result: Dims, rows: Sequence[int]) -> None:
+        self.spread = spread
+        self.result = result
+        self.rows = tuple(rows)
+        """``[…, d]`` of the product."""
+
+    def there(self, g: Any, weights: Any, given: Sequence[Any]) -> tuple[Any, Any]:
+        """Each row's cotangents, ``[…, d]``, and its weight, ``[…, 1]``."""
+        del given
+        leading = self.rows[:-1]
+        weights = weights.reshape(weights.shape[: len(leading)])
+        column = _laid(weights, self.spread.weight_dims, leading)
+        return _laid(g, self.spread.cotangent_dims, self.rows), column[..., None]
+
+    def back(self, rows: Any, given: Sequence[Any]) -> Any:
+        """Each weight's number from that of its row, ``[…]``."""
+        del given
+        return lax.transpose(rows, self.result)
+
+
+def _laid(x: Any, dims: Dims, shape: Sequence[int]) -> Any:
+    """``x``, whose axes are ``dims`` of ``shape``, in that order and repeated along the others."""
+    order = sorted(range(len(dims)), key=lambda axis: dims[axis])
+    return lax.broadcast_in_dim(lax.transpose(x, order), shape, sorted(dims))
