@@ -124,7 +124,7 @@ class Laid:
 
     axis: int
     order: tuple[int, ...]
-    """Which part comes first, and so on."""
+    """Which part comes first, and so on; those of no width are left out."""
     gaps: tuple[int, ...]
     """Zeros before each of them, in that order, and after the last."""
 
@@ -136,9 +136,13 @@ def axes_of(parts: Sequence[Part]) -> tuple[int, ...]:
 
 
 def lay(parts: Sequence[Part], axis: int) -> Laid | None:
-    """Where the parts lie along ``axis``; None where two of them overlap."""
+    """Where the parts lie along ``axis``; None where two of them overlap.
+
+    A part of no width lies nowhere, and is left out unless all are such.
+    """
     starts = [p.config[axis][0] for p in parts]
-    order = tuple(sorted(range(len(parts)), key=lambda i: (starts[i], _extent(parts[i], axis))))
+    wide = [i for i in range(len(parts)) if _extent(parts[i], axis)] or range(len(parts))
+    order = tuple(sorted(wide, key=lambda i: starts[i]))
     gaps: list[int] = []
     end = 0
     for i in order:

@@ -5,8 +5,8 @@ after:   ``concatenate([a, b])``
 
 This is what the derivative of an array leaves that was read in slices, a fused ``[gate | up]``
 weight or a cotangent taken apart by hand; `jnp.split` leaves a concatenation at once. One further
-term of the sum stays one. ``−0.0 + 0.0`` is ``+0.0``, so the sign of a zero may differ, and a
-subnormal that the addition would flush stays.
+term of the sum stays one; a part of no width lies nowhere, and is left out. ``−0.0 + 0.0`` is
+``+0.0``, so the sign of a zero may differ, and a subnormal that the addition would flush stays.
 
 TPU7x's compiler does the same on its own for up to four parts of bf16[8192, n]: 127,307 estimated
 cycles both ways for two of 4,096 columns or four of 2,048 (libtpu 0.0.52). From five on it doesn't:
@@ -75,7 +75,7 @@ def _disjoint(match: Match) -> Reason | None:
     if _plain(match) is not None or len(axes) != 1 or _laid(match) is not None:
         return None
     spans = [(p.config[axes[0]][0], p.config[axes[0]][0] + p.operand.aval.shape[axes[0]])
-             for p in parts]  # fmt: skip
+             for p in parts if p.operand.aval.shape[axes[0]]]  # fmt: skip
     return Reason("overlap", "two parts lie in one place", str(sorted(spans)),
                   "parts none of which begins before the last one ends")  # fmt: skip
 
@@ -116,9 +116,11 @@ def _profitable(match: Match) -> Reason | None:
                           " all the same", name, "the sum as its only reader")  # fmt: skip
     if _one_chain(match):
         return None
-    if len(terms.parts) < FEWEST:
+    laid = _laid(match)
+    parts = len(terms.parts) if laid is None else len(laid.order)
+    if parts < FEWEST:
         return Reason("few-parts", "the compiler joins so few parts by itself",
-                      f"{len(terms.parts)} parts", f"at least {FEWEST}")  # fmt: skip
+                      f"{parts} parts", f"at least {FEWEST}")  # fmt: skip
     return None
 
 
@@ -129,7 +131,9 @@ def _one_chain(match: Match) -> bool:
     """Whether the parts, joined, are what split_fused_wi works on as a whole."""
     terms, laid = _sum(match), _laid(match)
     atoms = [] if laid is None else [terms.parts[i].operand for i in laid.order]
-    return laid is not None and chain_of(match.scope, atoms, laid.axis).root is not None
+    if laid is None or len(atoms) < 2:
+        return False
+    return chain_of(match.scope, atoms, laid.axis).root is not None
 
 
 def _replace(match: Match) -> Replacement:

@@ -69,9 +69,9 @@ def check(fn, *args, applied=ONE):
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_any_order_size_and_axis(eqns_of, dtype, axis):
-    sizes = (2, 5, 0, 1, 4)
+    sizes = (2, 5, 0, 1, 4, 3)
     args = arrays(sizes, axis, dtype)
-    done = check(summed((3, 0, 4, 2, 1), sizes, axis), *args)
+    done = check(summed((3, 0, 5, 4, 2, 1), sizes, axis), *args)
     for name in ("add", "pad"):
         assert not eqns_of(done, *args, name=name)
 
@@ -267,6 +267,33 @@ def test_mutants_of_the_layout_are_caught(monkeypatch, mutant):
     monkeypatch.setattr(module, "lay", lambda p, a: mutant(lay(p, a)) if lay(p, a) else None)
     with pytest.raises((AssertionError, ValueError, TypeError)):
         check(summed((3, 0, 4, 2, 1), sizes), *arrays(sizes))
+
+
+@pytest.mark.parametrize("start", [0, 4, 6, 15])
+def test_a_part_of_no_width_is_nothing_wherever_it_lies(start):
+    """At a border, or in the midst of another."""
+    empty = padded(A[:, :0], start, 15)
+    whole = summed(range(5), (3,) * 5)
+    check(lambda *parts: empty + whole(*parts), A, B, C, D, E)
+    check(lambda *parts: whole(*parts) + empty, A, B, C, D, E)
+
+
+def test_parts_of_no_width_count_for_none(why):
+    fn = lambda a, b: sum((padded(a[:, :0], i, 6) for i in range(4)),
+                          padded(a, 0, 6) + padded(b, 3, 6))  # fmt: skip
+    (found,) = why(explain(fn, A, B, passes=[NAME]), NAME)
+    assert [r.split(":")[0] for r in found] == ["few-parts"]
+    assert "found 2 parts" in found[0]
+
+
+def test_slices_of_which_one_has_no_width():
+    def loss(x):
+        parts = (x[:, :3], x[:, 3:6], x[:, 4:4], x[:, 6:9], x[:, 9:12], x[:, 12:])
+        return sum(jnp.sum(p * (i + 1.5)) for i, p in enumerate(parts))
+
+    x = jnp.concatenate([A, B, C, D, E], 1)
+    assert explain(jax.grad(loss), x, passes=[NAME]).counts() == ONE
+    equal_numbers(jax.jit(optimize(jax.grad(loss), passes=[NAME]))(x), jax.jit(jax.grad(loss))(x))
 
 
 @pytest.mark.parametrize("dropped", ["overlap", "not-zeros", "interior"])
