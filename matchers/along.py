@@ -100,7 +100,7 @@ def rules() -> Mapping[Any, Rule]:
         "all_gather_invariant": _gather,
         "reduce_scatter": _scatter,
         "sharding_constraint": _constraint,
-        **dict.fromkeys(("psum", "pmax", "pmin"), _all_reduce),
+        **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin"), _all_reduce),
         **dict.fromkeys(
             ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"), _reduce
         ),

@@ -261,6 +261,15 @@ def scattered(w):
     return lax.psum_scatter(jnp.tanh(w), "d", scatter_dimension=0, tiled=True)
 
 
+def summed(w):
+    """Which primitive that is depends on jax, and on whether it checks what varies."""
+    return lax.psum(jnp.tanh(w), "d")
+
+
+def scaled_by_sum(w):
+    return w / lax.psum(jnp.abs(w), "d")
+
+
 def local(chain):
     return lambda w: jax.shard_map(halves(chain), in_specs=P(None, "d"), out_specs=P("d"))(w)
 
@@ -274,6 +283,22 @@ def test_in_a_shard_map(same, eqns_of, chain, kind):
         same(fn, w, passes=[NAME], applied=ONE)
         name = "reduce_scatter" if chain is scattered else "all_gather"
         assert len(eqns_of(optimize(fn), w, name=name)) == 1
+        gradient = jax.grad(lambda w: jnp.sum(jnp.square(fn(w)) * jnp.arange(8.0)))
+        np.testing.assert_array_equal(jax.jit(optimize(gradient))(w), jax.jit(gradient)(w))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize("chain", [summed, scaled_by_sum])
+def test_a_sum_over_devices_in_a_shard_map(same, eqns_of, chain, kind, check_vma):
+    with mesh_of(kind):
+        w = jax.device_put(X, P(None, "d"))
+        out = P() if chain is summed else P(None, "d")
+        fn = jax.shard_map(halves(chain), in_specs=P(None, "d"), out_specs=out,
+                           check_vma=check_vma)  # fmt: skip
+        same(fn, w, passes=[NAME], applied=ONE)
+        sums = lambda f: sum(len(eqns_of(f, w, name=n)) for n in ("psum", "psum_invariant"))
+        assert (sums(fn), sums(optimize(fn))) == (2, 1)
         gradient = jax.grad(lambda w: jnp.sum(jnp.square(fn(w)) * jnp.arange(8.0)))
         np.testing.assert_array_equal(jax.jit(optimize(gradient))(w), jax.jit(gradient)(w))
 
