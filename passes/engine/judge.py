@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...compat import jaxprs
 from ...compat.bodies import with_nested
-from ...compat.jaxprs import Eqn
+from ...compat.jaxprs import Eqn, Var
 from ...compat.source import any_kept
 from ...matchers.graph import Scope
 from ...matchers.pattern import Mismatch
@@ -27,6 +27,30 @@ class Told:
     refused: Mapping[tuple[Any, ...], Reason]
     """Why equations can't be substituted, as was seen on trying, by `refusal_key`."""
     addresses: Addresses | None
+    put_in: set[Var] = field(default_factory=set)
+    """What is bound by equations that rewrites of this program have put there."""
+    stood_back: set[str] = field(default_factory=set)
+    """Passes that had a site and left it to another pass first."""
+
+    def is_ours(self, p: Pass, scope: Scope, index: int) -> bool:
+        """Whether an equation was put there by a rewrite, or stands in a body of one that was.
+
+        Followed by its results: they keep their names where an equation is renewed. For a pass that
+        stood back, what another has made of its site is the user's still.
+        """
+        if not self.put_in:
+            return False
+        if not self.put_in.isdisjoint(scope.eqns[index].outvars):
+            return p.name not in self.stood_back
+        return self._stands_in_ours(scope)
+
+    def _stands_in_ours(self, scope: Scope) -> bool:
+        callers = scope.callers
+        return bool(callers) and all(
+            not self.put_in.isdisjoint(c.scope.eqns[c.index].outvars)
+            or self._stands_in_ours(c.scope)
+            for c in callers
+        )
 
     def of(self, p: Pass, scope: Scope, index: int) -> tuple[str, ...]:
         """The addresses of an equation; none where nobody asked for any."""

@@ -172,6 +172,7 @@ class _Rewriting:
             self.addresses.follow(interpreter.replaced, interpreter.renames)
         for splice in interpreter.splices:
             self.program.analysis.spliced(splice)
+            self.told.put_in.update(v for eqn in splice.eqns for v in eqn.outvars)
         made = {(id(b), id(s.facts)): (b, s) for b, s in interpreter.origins}
         for body, scope in made.values():
             self.program.analysis.rewritten(body, scope.facts)

@@ -14,6 +14,7 @@ from ...matchers.fact import Fact
 from ...matchers.facts import Analysis
 from ...matchers.graph import Scope
 from ..base import Accepted, Match, Pass, Site
+from ..disable import DISABLED
 from .gathered import alike
 from .judge import Told, judge, sizes_known
 
@@ -91,6 +92,8 @@ def _match(
                 if verdict is None:
                     continue
                 site, taking = verdict
+                if taking is None and not _is_told(told, p, scope, index, site):
+                    continue
                 key = (id(scope), index)
                 found[key, p.name] = scope, site
                 if taking is not None:
@@ -103,9 +106,18 @@ def _match(
     kept = {key: site for key, site in accepted.items() if key[0] not in gone}
     busy = {site.rewrite.name for site in kept.values()}
     waiting = {key for key, site in kept.items() if busy.intersection(site.rewrite.yields_to)}
+    told.stood_back.update(kept[key].rewrite.name for key in waiting)
     for key in waiting:
         del found[key, kept.pop(key).rewrite.name]
     return kept, {key: site for key, site in found.items() if key[0][0] not in gone}
+
+
+def _is_told(told: Told, p: Pass, scope: Scope, index: int, site: Site) -> bool:
+    """Whether a site that was declined is the user's: what rewrites put in place isn't.
+
+    That one was turned off is told wherever it stands.
+    """
+    return site.reasons[0].code == DISABLED or not told.is_ours(p, scope, index)
 
 
 def _candidates_of(scope: Scope, roots: Collection[Any]) -> list[tuple[int, Any]]:
