@@ -115,9 +115,7 @@ def _summed_by_product(scope: Scope, index: int, spread: Spread) -> Iterator[Sum
         yield Summed(index, at, result, _read_besides(scope, path))
 
 
-def _summed_by_element(
-    scope: Scope, index: int, rows: Atom, spread: Spread
-) -> Iterator[Summed]:
+def _summed_by_element(scope: Scope, index: int, rows: Atom, spread: Spread) -> Iterator[Summed]:
     at, place, path = _placed(scope, rows)
     if place == spread.cotangent_dims:
         yield Summed(index, at, place[:-1], _read_besides(scope, path))

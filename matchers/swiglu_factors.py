@@ -1,4 +1,4 @@
-"""The factors of a product that is SwiGLU's but for one thing: what that is, for a report to say."""
+"""A product of SwiGLU's factors that is none but for one thing: what that is, to be reported."""
 
 from __future__ import annotations
 

@@ -147,9 +147,7 @@ def _turned(scope: Scope, index: int) -> Backward | None:
     return None
 
 
-def _around_turned(
-    scope: Scope, weighted: Var, spread: Spread, summed: Summed
-) -> Backward | None:
+def _around_turned(scope: Scope, weighted: Var, spread: Spread, summed: Summed) -> Backward | None:
     made = _made(scope, summed.rows)
     found = Backward(summed.index, spread.cotangents, spread.weights,
                      -1 if made is None else made, weighted, spread=spread,

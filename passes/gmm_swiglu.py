@@ -17,12 +17,16 @@ those of the plain program at these values. Off TPU the same is computed in plai
 kernel takes some 0.1 s a site.
 
 The GEMM is `lax.ragged_dot`, or megablox' `gmm` as jax ships it, with its group offset: a call is
-known by its kernel's body, and a copy with changes of its own is left alone. A product of
-differentiated code is rewritten in the forward and where remat computes it again. What isn't
-looked for: an activation in a `jit` of its own apart from the GEMM; and a dense
-``silu(x · wg) * (x · wu)``, which is left to XLA, whose GEMMs take elementwise operations in. A
-Mosaic kernel isn't partitioned: under a mesh it has to stand in a `shard_map`. Arrays that are
-split over devices without a mesh in scope can't be seen here; there, jax refuses the kernel.
+known by its kernel's body, and a copy with changes of its own is left alone. ``silu(gate)`` is
+`jax.nn.silu`, ``gate * sigmoid(gate)``, or written out, ``gate / (1 + exp(-gate))`` or ``gate``
+times the reciprocal of that sum; its derivative stays that of the program. Its factors in another
+order, with a further one among them, a logistic of a multiple of the gate, and silu of both halves
+are reported as declined; a backward of silu that is written out is not looked for by gmm_dswiglu. A
+product of differentiated code is rewritten in the forward and where remat computes it again. What
+isn't looked for: an activation in a `jit` of its own apart from the GEMM; and a dense ``silu(x ·
+wg) * (x · wu)``, which is left to XLA, whose GEMMs take elementwise operations in. A Mosaic kernel
+isn't partitioned: under a mesh it has to stand in a `shard_map`. Arrays that are split over devices
+without a mesh in scope can't be seen here; there, jax refuses the kernel.
 """
 
 from __future__ import annotations

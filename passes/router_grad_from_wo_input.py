@@ -9,6 +9,10 @@ it is computed again in a rematerialised backward, and for nothing but the weigh
 ``⟨g, h · wo⟩ = ⟨g · woᵀ, h⟩`` that needs a product which the backward computes anyway. One matrix
 product of three is gone, of ``lax.ragged_dot`` or of ``dot_general``, batched or not.
 
+Where every expert works on every token, ``y`` may be combined by ``einsum("etd,te->td", y, w)``, or
+by a sum of ``y * w[..., None]`` in another order of axes than the product's. The product itself has
+to be one of rows with matrices.
+
 The compiler doesn't know of it. For bf16 rows [16384, 1024] and d = 4,096 the products are
 275 GFLOP, and were 412; with ``lax.ragged_dot`` in 8 groups, compiled for TPU7x (libtpu 0.0.52),
 temporary memory is 101 MB, and was 135. (The analysis of cycles dies on the rewritten programs.)

@@ -20,7 +20,6 @@ from ...matchers.swiglu import SwiGlu, Traced, is_needed
 from ..base import Replacement
 from .grouped_checks import one_precision
 
-
 _SILU: dict[Spelling, Callable[[jax.Array], jax.Array]] = {
     Spelling.LOGISTIC: jax.nn.silu,
     Spelling.RECIPROCAL: lambda x: x * (1 / (1 + jnp.exp(-x))),

@@ -134,7 +134,7 @@ def declined(why, fn, *args):
 
 
 def test_declined_where_the_forward_reads_the_rows_too(why):
-    h, wo, w, g = data()
+    h, wo, w, _ = data()
     loss = lambda h, wo, w: jnp.square(etd(rows(h, wo), w)).sum()
     assert declined(why, jax.grad(loss, (0, 1, 2)), h, wo, w) == [["read-elsewhere"]]
 
