@@ -77,6 +77,8 @@ class Scale:
         return value
 
 
+SAME = Scale(1, 1)
+"""The program's own shapes."""
 Smaller = Scale | ByDimension
 Done = dict[Any, list[tuple[dict[str, Any], list[Any], list[Any]]]]
 """By primitive and operands: the params of what was done, the operands themselves, the results."""
@@ -92,14 +94,9 @@ def check_shrunk(
     """The verdict on a site at shapes that fit, how it was reached and of what; or why not."""
     reasons: dict[str, None]
     end, reasons, tried = time.monotonic() + limits.seconds, {}, set[str]()
-    producers: set[frozenset[int]] = set()
     room = ROUNDED_ROOM if contract is Contract.ROUNDING else ROOM
-    for depth, floats in _levels(piece.ancestry.depth):
-        problem = build(piece, depth, floats)
-        if problem.taken in producers:
-            continue
-        producers.add(problem.taken)
-        for part, scale in _tried(problem, piece, limits, room):
+    for problem, part in _whole_first(piece, p, reasons):
+        for scale in _tried(problem, part, limits, room):
             if time.monotonic() > end:
                 reasons = {f"not all tried within {limits.seconds:g} s": None, **reasons}
                 break
@@ -117,6 +114,36 @@ def check_shrunk(
                 return replace(checked, shrunk=True, notes=(*checked.notes, said)), level, found
             reasons[f"at smaller shapes: {checked.reason}"] = None
     return "; ".join(list(reasons)[:2]) or "no size can be divided"
+
+
+def _whole_first(
+    piece: Piece, p: Pass, reasons: dict[str, None]
+) -> Iterator[tuple[Problem, Cut]]:
+    """The site with more and more of its producers; first those parts in which its pattern is.
+
+    Whether a part holds all of it, the pass says of the part at the program's own shapes. Where it
+    doesn't apply there, it might only for what it is that sizes are smaller: such come last.
+    """
+    later: list[tuple[Problem, Cut]] = []
+    producers: set[frozenset[int]] = set()
+    for depth, floats in _levels(piece.ancestry.depth):
+        problem = build(piece, depth, floats)
+        if problem.taken in producers:
+            continue
+        producers.add(problem.taken)
+        for part in _parts(problem, piece):
+            try:
+                same, facts = shrunk(part, piece.ancestry.facts, SAME, piece.region)
+            except CannotShrink as error:
+                reasons[str(error)] = None
+                continue
+            try:
+                _rewritten(same, facts, p, piece, problem)
+            except CannotShrink:
+                later.append((problem, part))
+                continue
+            yield problem, part
+    yield from later
 
 
 def _levels(deepest: int) -> list[Level]:
@@ -149,16 +176,17 @@ def _vars(part: Cut) -> list[Any]:
     return [v for v in (*part.inputs, *eqns) if hasattr(v.aval, "shape")]
 
 
-def _tried(
-    problem: Problem, piece: Piece, limits: Any, room: float
-) -> Iterator[tuple[Cut, Smaller]]:
-    """What to make smaller, and how: where devices talk, without that first and then with it."""
+def _parts(problem: Problem, piece: Piece) -> tuple[Cut, ...]:
+    """What to make smaller: where devices talk, without that first and then with it."""
     alone = with_context(problem, piece, talk=False)
     together = with_context(problem, piece, talk=True)
-    for part in (alone, together) if len(together.eqns) > len(alone.eqns) else (alone,):
-        for often in dict.fromkeys((room, ROOM)):
-            for scale in _scales(problem, part, limits, often):
-                yield part, scale
+    return (alone, together) if len(together.eqns) > len(alone.eqns) else (alone,)
+
+
+def _tried(problem: Problem, part: Cut, limits: Any, room: float) -> Iterator[Smaller]:
+    """How to make a part smaller, the gentlest first."""
+    for often in dict.fromkeys((room, ROOM)):
+        yield from _scales(problem, part, limits, often)
 
 
 def with_context(problem: Problem, piece: Piece, talk: bool) -> Cut:
