@@ -19,6 +19,7 @@ import numpy as np
 
 from ...compat import bodies, jaxprs
 from ...compat.jaxprs import Atom, Body, Eqn, Var
+from ...compat.megablox import at_other_shapes
 from ...compat.same_body import same_params
 from ...compat.tracing import Tracer
 from ...lowering.fragment import by_hand_on
@@ -30,6 +31,7 @@ from .check import Level
 from .devices import devices_of
 from .dimensions import LEAST, SMALLEST
 from .divided import ByDimension, assignments
+from .gemm_kernel import kernel_gemm
 from .problem import OF_REWRITE, Problem, build, cost
 from .record import Kept, Piece, Recorder
 from .verdict import Checked, Verdict
@@ -116,9 +118,7 @@ def check_shrunk(
     return "; ".join(list(reasons)[:2]) or "no size can be divided"
 
 
-def _whole_first(
-    piece: Piece, p: Pass, reasons: dict[str, None]
-) -> Iterator[tuple[Problem, Cut]]:
+def _whole_first(piece: Piece, p: Pass, reasons: dict[str, None]) -> Iterator[tuple[Problem, Cut]]:
     """The site with more and more of its producers; first those parts in which its pattern is.
 
     Whether a part holds all of it, the pass says of the part at the program's own shapes. Where it
@@ -312,7 +312,9 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller, done: Done) -> None:
     """
     entered = bodies.carried(eqn).entered
     operands = [_read(a, env, scale) for a in eqn.invars]
-    if entered:
+    if kernel_gemm(eqn) is not None:
+        results = [at_other_shapes(eqn, operands)]
+    elif entered:
         if len(entered) != 1 or entered[0].role is not bodies.Role.CALL or eqn.effects:
             raise CannotShrink(f"{eqn.primitive.name} has no rule for other shapes")
         body = entered[0].body
@@ -404,7 +406,9 @@ def _varying(eqns: Sequence[Eqn]) -> list[Eqn]:
 def _flat(eqns: Sequence[Eqn]) -> Iterator[Eqn]:
     for eqn in eqns:
         entered = bodies.carried(eqn).entered
-        if len(entered) == 1 and entered[0].role is bodies.Role.CALL:
+        if kernel_gemm(eqn) is not None:
+            yield eqn  # what stands in it says which mesh is around it, too
+        elif len(entered) == 1 and entered[0].role is bodies.Role.CALL:
             yield from _flat(jaxprs.opened(entered[0].body).eqns)
         else:
             yield eqn
