@@ -108,7 +108,10 @@ def _results(eqn: Eqn, operands: list[Any], how: _How) -> Sequence[Any]:
     entered = compat_bodies.carried(eqn).entered
     if len(entered) == 1 and entered[0].role is Role.CALL and eqn.primitive not in how.whole:
         if eqn.primitive is compat_bodies.shard_map_primitive():
-            raise Unrunnable("a shard_map inside of the site")
+            made = None if how.rule is None else how.rule(eqn, operands)
+            if made is None:
+                raise Unrunnable("a shard_map inside of the site")
+            return made
         return _body(entered[0].body, operands, how)
     found = None if how.rule is None else how.rule(eqn, operands)
     return found if found is not None else bind(eqn, operands)
