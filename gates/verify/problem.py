@@ -329,6 +329,9 @@ def cost(eqns: Sequence[Eqn]) -> tuple[int, int]:
         work += products(eqn)
         size += sum(more for more, _ in expanded(eqn))
         inner = [cost(jaxprs.opened(e.body).eqns) for e in compat_bodies.carried(eqn).entered]
+        if eqn.primitive is compat_bodies.shard_map_primitive():
+            devices = int(eqn.params["mesh"].size)
+            inner = [(devices * w, devices * s) for w, s in inner]
         times = eqn.params.get("length", 1) if inner else 1
         work += sum(w for w, _ in inner) * (times if isinstance(times, int) else 1)
         size += sum(s for _, s in inner)

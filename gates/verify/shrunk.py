@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from .divided import ByDimension, assignments
 from .gemm_kernel import kernel_gemm
 from .problem import OF_REWRITE, Problem, build, cost
 from .record import Kept, Piece, Recorder
+from .scale import SAME, Scale
 from .verdict import Checked, Verdict
 
 ROOM = 1.5
@@ -46,41 +47,6 @@ class CannotShrink(Exception):
     """The equations don't stand at smaller shapes; the message says at which."""
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Multiples of ``unit`` are divided by ``by``."""
-
-    unit: int
-    by: int
-
-    def size(self, n: int) -> int:
-        """A size, or a number that is one."""
-        return n // self.by if abs(n) >= LEAST and n % self.unit == 0 else n
-
-    def bound(self, n: int) -> int:
-        """A size, or the last place of one."""
-        if self.size(n) != n:
-            return self.size(n)
-        return self.size(n + 1) - 1
-
-    def shape(self, var: Var) -> tuple[int, ...]:
-        """The smaller shape of a value."""
-        return tuple(map(self.size, var.aval.shape))
-
-    def params(self, eqn: Eqn) -> dict[str, Any]:
-        """An equation's params, with the sizes in them."""
-        return {k: self._param(v) for k, v in eqn.params.items()}
-
-    def _param(self, value: Any) -> Any:
-        if type(value) is int:
-            return self.bound(value)
-        if type(value) in (tuple, list):
-            return type(value)(map(self._param, value))
-        return value
-
-
-SAME = Scale(1, 1)
-"""The program's own shapes."""
 Smaller = Scale | ByDimension
 Done = dict[Any, list[tuple[dict[str, Any], list[Any], list[Any]]]]
 """By primitive and operands: the params of what was done, the operands themselves, the results."""
