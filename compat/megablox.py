@@ -7,8 +7,9 @@ bodies must be one program. A copy of it with changes of its own is another kern
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -30,6 +31,20 @@ class Megablox:
     transpose_rhs: bool
     dtype: Any
     """Of the result."""
+    tiling: tuple[int, int, int]
+    """Rows, contracted elements and columns of a tile."""
+    interpret: Any
+
+    def of(self, lhs: Any, rhs: Any, sizes: Any, *offset: Any) -> Any:
+        """The call on operands, made by `gmm` itself.
+
+        The package's attribute of this name is the function that wraps the module's.
+        """
+        library = importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
+        return library.gmm(
+            lhs, rhs, sizes, self.dtype, self.tiling, *offset,
+            transpose_rhs=self.transpose_rhs, interpret=self.interpret,
+        )  # fmt: skip
 
 
 def megablox(eqn: Eqn) -> Megablox | None:
@@ -57,8 +72,21 @@ def megablox(eqn: Eqn) -> Megablox | None:
 
 
 def _recognised(eqn: Eqn) -> Megablox | None:
-    # The package's attribute of this name is the function that wraps the module's.
-    library = importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
+    """What `gmm` was asked for, in the surroundings of the call.
+
+    Its body states the mesh around it. Whether there were 64-bit types, and which precision was the
+    default, an equation doesn't say: as they are here, or else as jax has them by itself.
+    """
+    here = bool(jax.config.jax_enable_x64), jax.config.jax_default_matmul_precision
+    for wide, precision in dict.fromkeys((here, (False, None))):
+        with eqn.ctx.manager, jax.enable_x64(wide), jax.default_matmul_precision(precision):
+            found = _made_by(eqn)
+        if found is not None:
+            return found
+    return None
+
+
+def _made_by(eqn: Eqn) -> Megablox | None:
     call = next(_kernels(eqn.params["jaxpr"]), None)
     avals = [a.aval for a in eqn.invars]
     if call is None or [a.ndim for a in avals] != [2, 3, 1, 0][: len(avals)]:
@@ -72,22 +100,30 @@ def _recognised(eqn: Eqn) -> Megablox | None:
     dtype = eqn.outvars[0].aval.dtype
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     for transposed in (False, True):
-
-        def again(
-            lhs: Any, rhs: Any, sizes: Any, *offset: Any, transposed: bool = transposed
-        ) -> Any:
-            return library.gmm(
-                lhs, rhs, sizes, dtype, (m, k, n), *offset,
-                transpose_rhs=transposed, interpret=call.params["interpret"],
-            )  # fmt: skip
-
+        asked = Megablox(transposed, jnp.dtype(dtype), (m, k, n), call.params["interpret"])
         try:
-            made = jaxprs.opened(jax.make_jaxpr(again)(*structs)).eqns
+            made = jaxprs.opened(jax.make_jaxpr(asked.of)(*structs)).eqns
         except Exception:  # shapes that gmm doesn't take this way round
             continue
         if len(made) == 1 and same_body(made[0].params["jaxpr"], eqn.params["jaxpr"]):
-            return Megablox(transposed, jnp.dtype(dtype))
+            return asked
     return None
+
+
+def at_other_shapes(eqn: Eqn, operands: Sequence[Any]) -> Any:
+    """The plain call of `gmm` that an equation is, on operands of other sizes, in tiles that fit.
+
+    Raises:
+        ValueError: `gmm` doesn't make the equation's own call as it stands, as under another
+            target, or has no tiles for these sizes.
+    """
+    asked = _recognised(eqn)
+    if asked is None:
+        raise ValueError("the grouped GEMM's kernel is made otherwise here than in the program")
+    (m, k, n), (lhs, rhs, *_) = asked.tiling, operands
+    columns = rhs.shape[1 if asked.transpose_rhs else 2]
+    tiling = math.gcd(lhs.shape[0], m), min(lhs.shape[1], k), min(columns, n)
+    return replace(asked, tiling=tiling).of(*operands)
 
 
 def _kernels(body: Body) -> Iterator[Eqn]:

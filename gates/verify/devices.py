@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from ...compat.jaxprs import Eqn
 from ...lowering.fragment import by_hand_on
 from ...passes.engine.fragments import Cut, Region
 from .evaluate import Unrunnable
@@ -27,6 +28,15 @@ def devices_of(region: Region) -> tuple[Mesh, int]:
     mesh = region.mesh
     if mesh is None:
         raise Unrunnable("it names axes of a mesh, and stands in none")
+    return like(mesh), int(mesh.size)
+
+
+def like(mesh: Any) -> Mesh:
+    """A mesh of this host's devices like another.
+
+    Raises:
+        Unrunnable: the host shows fewer devices.
+    """
     count = int(mesh.size)
     if count > jax.device_count():
         raise Unrunnable(
@@ -35,7 +45,34 @@ def devices_of(region: Region) -> tuple[Mesh, int]:
         )
     grid = np.array(jax.devices()[:count]).reshape(tuple(mesh.shape.values()))
     types = (AxisType.Auto,) * grid.ndim
-    return Mesh(grid, tuple(mesh.shape), axis_types=types), count
+    return Mesh(grid, tuple(mesh.shape), axis_types=types)
+
+
+def mapped(eqn: Eqn, operands: Sequence[Any], run: Callable[..., Sequence[Any]]) -> list[Any]:
+    """A `jax.shard_map` of a program on devices of this host, by operations and not compiled whole.
+
+    Args:
+        eqn: the equation.
+        operands: whole arrays.
+        run: evaluates its body on one device's parts.
+
+    Raises:
+        Unrunnable: the host shows fewer devices, or an axis is not the program's to split by hand.
+    """
+    params = eqn.params
+    mesh = like(params["mesh"])
+    manual = set(params["newly_manual_axes"])
+    if manual != set(mesh.axis_names):
+        others = ", ".join(sorted(set(mesh.axis_names) - manual))
+        raise Unrunnable(f"a shard_map that leaves the mesh axis {others} to the compiler")
+    fn = jax.shard_map(
+        lambda *parts: tuple(run(*parts)),
+        mesh=mesh,
+        in_specs=tuple(params["in_specs"]),
+        out_specs=tuple(params["out_specs"]),
+        check_vma=params["check_vma"],
+    )
+    return [jax.device_put(v, jax.devices()[0]) for v in fn(*operands)]
 
 
 def copies(region: Region, part: Cut) -> list[int]:

@@ -12,7 +12,9 @@ from typing import Any
 
 from ...compat import bodies, jaxprs
 from ...compat.jaxprs import Atom, Eqn, Var
+from ...compat.megablox import Megablox
 from ...passes.engine.fragments import Cut
+from .gemm_kernel import kernel_gemm
 from .problem import expanded, products
 
 Key = tuple[Var, int]
@@ -70,19 +72,39 @@ class Dimensions:
         for eqn in eqns:
             self.values.update(dict.fromkeys(v for v in eqn.outvars if _shape(v)))
             entered = bodies.carried(eqn).entered
-            if len(entered) == 1 and entered[0].role is bodies.Role.CALL:
+            if (call := kernel_gemm(eqn)) is not None:
+                self._multiply(eqn)
+                _gemm(self, eqn, call)
+                self._counted(eqns, eqn)
+            elif len(entered) == 1 and entered[0].role is bodies.Role.CALL:
                 self._enter(eqn, entered[0].body)
             elif entered:
                 values = [a for a in (*eqn.invars, *eqn.outvars) if not jaxprs.is_literal(a)]
                 self.pin(*(key for v in values for key in keys(v)))
             else:
-                if (work := products(eqn)) > 0:
-                    found = [a for a in (*eqn.invars, *eqn.outvars) if not jaxprs.is_literal(a)]
-                    self.work.append((work, [key for v in found for key in keys(v)]))
-                for more, atoms in expanded(eqn):
-                    found = [a for a in atoms if not jaxprs.is_literal(a)]
-                    self.expanded.append((more, [key for v in found for key in keys(v)]))
+                self._multiply(eqn)
                 _RULES.get(eqn.primitive.name, _by_size)(self, eqn)
+
+    def _multiply(self, eqn: Eqn) -> None:
+        """What a matrix product costs, and what of."""
+        if (work := products(eqn)) > 0:
+            found = [a for a in (*eqn.invars, *eqn.outvars) if not jaxprs.is_literal(a)]
+            self.work.append((work, [key for v in found for key in keys(v)]))
+        for more, atoms in expanded(eqn):
+            found = [a for a in atoms if not jaxprs.is_literal(a)]
+            self.expanded.append((more, [key for v in found for key in keys(v)]))
+
+    def _counted(self, eqns: Sequence[Eqn], gemm: Eqn) -> None:
+        """A GEMM's groups' sizes count its rows, and shrink with what they were counted in."""
+        lhs, _, sizes = gemm.invars[:3]
+        if jaxprs.is_literal(lhs):
+            return
+        read = {sizes}
+        for eqn in reversed(eqns):
+            if not read.isdisjoint(eqn.outvars):
+                read.update(a for a in eqn.invars if not jaxprs.is_literal(a))
+        same = [k for v in read if v is not lhs for k in keys(v) if size_of(k) == _shape(lhs)[0]]
+        self.unite((lhs, 0), *same)
 
     def _enter(self, eqn: Eqn, body: Any) -> None:
         inner = jaxprs.opened(body)
@@ -214,6 +236,20 @@ def _dot(dims: Dimensions, eqn: Eqn) -> None:
             for d in range(len(_shape(side))) if d not in gone]  # fmt: skip
     for n, key in enumerate((*((lhs, d) for d in batch[0]), *free)):
         dims.unite(key, (out, n))
+
+
+def _gemm(dims: Dimensions, eqn: Eqn, call: Megablox) -> None:
+    """A grouped GEMM's kernel: rows, contracted elements, columns and groups."""
+    (lhs, rhs, sizes, *offset), (out,) = eqn.invars, eqn.outvars
+    contracted, columns = (2, 1) if call.transpose_rhs else (1, 2)
+    wanted = [((lhs, 0), (out, 0)), ((lhs, 1), (rhs, contracted)), ((rhs, columns), (out, 1)),
+              ((sizes, 0), (rhs, 0))]  # fmt: skip
+    for pair in wanted:
+        given = [key for key in pair if not jaxprs.is_literal(key[0])]
+        if offset and pair[0][0] is sizes:
+            dims.pin(*given)  # an offset is in groups, and which ones is a number
+        elif given:
+            dims.unite(*given)
 
 
 def _solve(dims: Dimensions, eqn: Eqn) -> None:

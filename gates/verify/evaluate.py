@@ -23,6 +23,7 @@ from ...compat.jaxprs import Atom, Body, Eqn, Var
 from ...compat.primitives import primitive
 from ...compat.tracing import Tracer, named_axes
 from ...compat.vma import pvary_p
+from .gemm_kernel import exact_gemm, interpreted, kernel_gemm
 
 Rule = Callable[[Eqn, Sequence[Any]], Sequence[Any] | None]
 """The results of an equation, or None where it is evaluated as it is."""
@@ -97,13 +98,20 @@ def _is_array(value: Any) -> bool:
 def _results(eqn: Eqn, operands: list[Any], how: _How) -> Sequence[Any]:
     if eqn.primitive is pvary_p and not named_axes():
         return operands
+    if how.rule is not None and kernel_gemm(eqn) is not None:
+        made = how.rule(eqn, operands)
+        if made is not None:
+            return made
     branch = _branch(eqn, operands)
     if branch is not None:
         return _body(branch, operands[1:], how)
     entered = compat_bodies.carried(eqn).entered
     if len(entered) == 1 and entered[0].role is Role.CALL and eqn.primitive not in how.whole:
         if eqn.primitive is compat_bodies.shard_map_primitive():
-            raise Unrunnable("a shard_map inside of the site")
+            made = None if how.rule is None else how.rule(eqn, operands)
+            if made is None:
+                raise Unrunnable("a shard_map inside of the site")
+            return made
         return _body(entered[0].body, operands, how)
     found = None if how.rule is None else how.rule(eqn, operands)
     return found if found is not None else bind(eqn, operands)
@@ -115,6 +123,8 @@ _OWN = frozenset({primitive("custom_jvp_call_p"), primitive("custom_vjp_call_p")
 
 def bind(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any]:
     """The results of one equation."""
+    if eqn.primitive.name == "pallas_call" and eqn.params["interpret"] is False:
+        return interpreted(eqn, operands)
     params = eqn.primitive.get_bind_params(_at_home(eqn.params))
     found = eqn.primitive.bind(*operands, **params)
     return list(found) if eqn.primitive.multiple_results else [found]
@@ -170,6 +180,9 @@ def promoted(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any] | None:
     Raises:
         Unrunnable: it depends on how its operands are represented.
     """
+    call = kernel_gemm(eqn)
+    if call is not None:
+        return [exact_gemm(call, operands)]
     outs = [v.aval for v in eqn.outvars]
     floats = any(is_float(getattr(a, "dtype", np.int32)) for a in outs)
     name = eqn.primitive.name
@@ -210,7 +223,8 @@ _SUMS = {"dot_general", "ragged_dot_general", "reduce_sum", "cumsum", "scatter-a
 def summed_once(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any] | None:
     """A sum with a single rounding, to its result's type, whatever order a CPU adds in."""
     out = eqn.outvars[0].aval
-    if eqn.primitive.name not in _SUMS or not is_float(out.dtype):
+    summing = eqn.primitive.name in _SUMS or kernel_gemm(eqn) is not None
+    if not summing or not is_float(out.dtype):
         return None
     wide_ones = [
         jnp.asarray(v, jnp.float64) if is_float(a.aval.dtype) else v

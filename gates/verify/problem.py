@@ -20,6 +20,7 @@ from ...matchers.fact import UNKNOWN, Fact, limits, meet
 from ...passes.engine.fragments import Cut, Region
 from .devices import across, joined
 from .evaluate import Rule, evaluate, in_float64, is_complex, is_float, summed_once
+from .gemm_kernel import kernel_gemm
 from .inputs import Input
 from .record import Piece
 
@@ -120,18 +121,28 @@ class Problem:
     def breaks_a_promise(self, arrays: Sequence[Array]) -> bool:
         """Whether a range that the program states of a value doesn't hold in the original's run.
 
-        Inputs obey what is stated of them; what producers make of them may not.
+        Inputs obey what is stated of them; what producers make of them may not. Nor may the groups
+        of a GEMM's kernel have more rows than there are.
         """
-        stated = [e for e in walk(self.before.eqns) if e.primitive is assume_range_p]
-        if not stated or self.across:
+        every = list(walk(self.before.eqns))
+        stated = [e for e in every if e.primitive is assume_range_p]
+        counted = [e for e in every if kernel_gemm(e) is not None]
+        if not (stated or counted) or self.across:
             return False
         broken: list[Eqn] = []
 
-        def rule(eqn: Eqn, operands: Sequence[Any]) -> None:
+        def rule(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any] | None:
+            if kernel_gemm(eqn) is not None:
+                sizes = np.asarray(operands[2], np.int64)
+                if sizes.min(initial=0) < 0 or sizes.sum() > operands[0].shape[0]:
+                    broken.append(eqn)
+                if not stated or broken:
+                    return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
             if eqn.primitive is assume_range_p and np.size(operands[0]):
                 low, high = np.min(operands[0]), np.max(operands[0])
                 if not eqn.params["lo"] <= low <= high <= eqn.params["hi"]:
                     broken.append(eqn)
+            return None
 
         with self.context():
             part, values = self.before, [jnp.asarray(a) for a in arrays]
@@ -291,6 +302,8 @@ def group_sizes(eqns: Sequence[Eqn]) -> dict[Var, int]:
             if jaxprs.is_var(sizes):
                 (dim,) = eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
                 found[sizes] = lhs.aval.shape[dim]
+        elif kernel_gemm(eqn) is not None and jaxprs.is_var(eqn.invars[2]):
+            found[eqn.invars[2]] = eqn.invars[0].aval.shape[0]
         elif eqn.primitive is primitive("convert_element_type_p") and eqn.outvars[0] in found:
             if jaxprs.is_var(eqn.invars[0]):
                 found[eqn.invars[0]] = found[eqn.outvars[0]]
@@ -316,6 +329,9 @@ def cost(eqns: Sequence[Eqn]) -> tuple[int, int]:
         work += products(eqn)
         size += sum(more for more, _ in expanded(eqn))
         inner = [cost(jaxprs.opened(e.body).eqns) for e in compat_bodies.carried(eqn).entered]
+        if eqn.primitive is compat_bodies.shard_map_primitive():
+            devices = int(eqn.params["mesh"].size)
+            inner = [(devices * w, devices * s) for w, s in inner]
         times = eqn.params.get("length", 1) if inner else 1
         work += sum(w for w, _ in inner) * (times if isinstance(times, int) else 1)
         size += sum(s for _, s in inner)
@@ -328,6 +344,9 @@ def expanded(eqn: Eqn) -> list[tuple[int, tuple[Atom, Atom]]]:
     Returns:
         The bytes of each, and the two values by the sizes of which it grows.
     """
+    if kernel_gemm(eqn) is not None:
+        lhs, _, sizes = eqn.invars[:3]
+        return [(int(sizes.aval.size * lhs.aval.size * lhs.aval.dtype.itemsize), (lhs, sizes))]
     if eqn.primitive is not primitive("ragged_dot_general_p"):
         return []
     lhs, rhs, sizes = eqn.invars[:3]
@@ -347,7 +366,7 @@ def products(eqn: Eqn) -> int:
         lhs, out = eqn.invars[0].aval, eqn.outvars[0].aval
         inner = int(np.prod([lhs.shape[d] for d in contracted]))
         return 2 * inner * int(np.prod(out.shape, dtype=np.float64))
-    if eqn.primitive is primitive("ragged_dot_general_p"):
+    if eqn.primitive is primitive("ragged_dot_general_p") or kernel_gemm(eqn) is not None:
         # A CPU multiplies all rows with each group's matrix.
         lhs, rhs, sizes = (a.aval for a in eqn.invars[:3])
         out = eqn.outvars[0].aval

@@ -12,13 +12,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...compat import bodies, jaxprs
 from ...compat.jaxprs import Atom, Body, Eqn, Var
+from ...compat.megablox import at_other_shapes
 from ...compat.same_body import same_params
 from ...compat.tracing import Tracer
 from ...lowering.fragment import by_hand_on
@@ -30,8 +31,10 @@ from .check import Level
 from .devices import devices_of
 from .dimensions import LEAST, SMALLEST
 from .divided import ByDimension, assignments
+from .gemm_kernel import kernel_gemm
 from .problem import OF_REWRITE, Problem, build, cost
 from .record import Kept, Piece, Recorder
+from .scale import SAME, Scale
 from .verdict import Checked, Verdict
 
 ROOM = 1.5
@@ -42,39 +45,6 @@ ROUNDED_ROOM = 12.0
 
 class CannotShrink(Exception):
     """The equations don't stand at smaller shapes; the message says at which."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Multiples of ``unit`` are divided by ``by``."""
-
-    unit: int
-    by: int
-
-    def size(self, n: int) -> int:
-        """A size, or a number that is one."""
-        return n // self.by if abs(n) >= LEAST and n % self.unit == 0 else n
-
-    def bound(self, n: int) -> int:
-        """A size, or the last place of one."""
-        if self.size(n) != n:
-            return self.size(n)
-        return self.size(n + 1) - 1
-
-    def shape(self, var: Var) -> tuple[int, ...]:
-        """The smaller shape of a value."""
-        return tuple(map(self.size, var.aval.shape))
-
-    def params(self, eqn: Eqn) -> dict[str, Any]:
-        """An equation's params, with the sizes in them."""
-        return {k: self._param(v) for k, v in eqn.params.items()}
-
-    def _param(self, value: Any) -> Any:
-        if type(value) is int:
-            return self.bound(value)
-        if type(value) in (tuple, list):
-            return type(value)(map(self._param, value))
-        return value
 
 
 Smaller = Scale | ByDimension
@@ -92,14 +62,9 @@ def check_shrunk(
     """The verdict on a site at shapes that fit, how it was reached and of what; or why not."""
     reasons: dict[str, None]
     end, reasons, tried = time.monotonic() + limits.seconds, {}, set[str]()
-    producers: set[frozenset[int]] = set()
     room = ROUNDED_ROOM if contract is Contract.ROUNDING else ROOM
-    for depth, floats in _levels(piece.ancestry.depth):
-        problem = build(piece, depth, floats)
-        if problem.taken in producers:
-            continue
-        producers.add(problem.taken)
-        for part, scale in _tried(problem, piece, limits, room):
+    for problem, part in _whole_first(piece, p, reasons):
+        for scale in _tried(problem, part, limits, room):
             if time.monotonic() > end:
                 reasons = {f"not all tried within {limits.seconds:g} s": None, **reasons}
                 break
@@ -117,6 +82,34 @@ def check_shrunk(
                 return replace(checked, shrunk=True, notes=(*checked.notes, said)), level, found
             reasons[f"at smaller shapes: {checked.reason}"] = None
     return "; ".join(list(reasons)[:2]) or "no size can be divided"
+
+
+def _whole_first(piece: Piece, p: Pass, reasons: dict[str, None]) -> Iterator[tuple[Problem, Cut]]:
+    """The site with more and more of its producers; first those parts in which its pattern is.
+
+    Whether a part holds all of it, the pass says of the part at the program's own shapes. Where it
+    doesn't apply there, it might only for what it is that sizes are smaller: such come last.
+    """
+    later: list[tuple[Problem, Cut]] = []
+    producers: set[frozenset[int]] = set()
+    for depth, floats in _levels(piece.ancestry.depth):
+        problem = build(piece, depth, floats)
+        if problem.taken in producers:
+            continue
+        producers.add(problem.taken)
+        for part in _parts(problem, piece):
+            try:
+                same, facts = shrunk(part, piece.ancestry.facts, SAME, piece.region)
+            except CannotShrink as error:
+                reasons[str(error)] = None
+                continue
+            try:
+                _rewritten(same, facts, p, piece, problem)
+            except CannotShrink:
+                later.append((problem, part))
+                continue
+            yield problem, part
+    yield from later
 
 
 def _levels(deepest: int) -> list[Level]:
@@ -149,16 +142,17 @@ def _vars(part: Cut) -> list[Any]:
     return [v for v in (*part.inputs, *eqns) if hasattr(v.aval, "shape")]
 
 
-def _tried(
-    problem: Problem, piece: Piece, limits: Any, room: float
-) -> Iterator[tuple[Cut, Smaller]]:
-    """What to make smaller, and how: where devices talk, without that first and then with it."""
+def _parts(problem: Problem, piece: Piece) -> tuple[Cut, ...]:
+    """What to make smaller: where devices talk, without that first and then with it."""
     alone = with_context(problem, piece, talk=False)
     together = with_context(problem, piece, talk=True)
-    for part in (alone, together) if len(together.eqns) > len(alone.eqns) else (alone,):
-        for often in dict.fromkeys((room, ROOM)):
-            for scale in _scales(problem, part, limits, often):
-                yield part, scale
+    return (alone, together) if len(together.eqns) > len(alone.eqns) else (alone,)
+
+
+def _tried(problem: Problem, part: Cut, limits: Any, room: float) -> Iterator[Smaller]:
+    """How to make a part smaller, the gentlest first."""
+    for often in dict.fromkeys((room, ROOM)):
+        yield from _scales(problem, part, limits, often)
 
 
 def with_context(problem: Problem, piece: Piece, talk: bool) -> Cut:
@@ -284,7 +278,9 @@ def _step(eqn: Eqn, env: dict[Var, Any], scale: Smaller, done: Done) -> None:
     """
     entered = bodies.carried(eqn).entered
     operands = [_read(a, env, scale) for a in eqn.invars]
-    if entered:
+    if kernel_gemm(eqn) is not None:
+        results = [at_other_shapes(eqn, operands)]
+    elif entered:
         if len(entered) != 1 or entered[0].role is not bodies.Role.CALL or eqn.effects:
             raise CannotShrink(f"{eqn.primitive.name} has no rule for other shapes")
         body = entered[0].body
@@ -376,7 +372,9 @@ def _varying(eqns: Sequence[Eqn]) -> list[Eqn]:
 def _flat(eqns: Sequence[Eqn]) -> Iterator[Eqn]:
     for eqn in eqns:
         entered = bodies.carried(eqn).entered
-        if len(entered) == 1 and entered[0].role is bodies.Role.CALL:
+        if kernel_gemm(eqn) is not None:
+            yield eqn  # what stands in it says which mesh is around it, too
+        elif len(entered) == 1 and entered[0].role is bodies.Role.CALL:
             yield from _flat(jaxprs.opened(entered[0].body).eqns)
         else:
             yield eqn

@@ -21,12 +21,14 @@ from ...compat import jaxprs
 from ...compat.bodies import scan_counts
 from ...compat.jaxprs import Body, Eqn
 from ...compat.primitives import primitive
+from ...compat.tracing import named_axes
 from ...matchers.fact import UNKNOWN, Fact
 from ...passes.base import Contract, Pass
 from ...passes.engine.rewrite import rewrite
 from ...passes.frozen import Request
 from .check import Limits, first_line
 from .compare import difference
+from .devices import mapped
 from .evaluate import Unrunnable, evaluate, is_float
 from .inputs import Input, NoInputs, Theme, make
 from .problem import cost
@@ -175,11 +177,31 @@ def run(
     return [np.asarray(v) for v in outs]
 
 
+def _mapped(
+    eqn: Eqn, operands: Sequence[Any], watch: Callable[[Any, Any], None] | None
+) -> Sequence[Any]:
+    """A shard_map, on as many devices of this host."""
+    if watch is not None or named_axes():
+        raise Unrunnable("a shard_map whose values are one device's")
+    (entered,) = compat_bodies.carried(eqn).entered
+    jaxpr = jaxprs.opened(entered.body)
+    inputs = (*jaxpr.constvars, *jaxpr.invars)
+
+    def body(*parts: Any) -> Sequence[Any]:
+        values = [*jaxprs.consts(entered.body), *parts]
+        rule = lambda inner, given: _stepwise(inner, given, None)
+        return evaluate(jaxpr.eqns, inputs, jaxpr.outvars, values, rule)
+
+    return mapped(eqn, operands, body)
+
+
 def _stepwise(
     eqn: Eqn, operands: Sequence[Any], watch: Callable[[Any, Any], None] | None
 ) -> Sequence[Any] | None:
     """A scan, one iteration after the other."""
-    if eqn.effects:
+    if eqn.primitive is compat_bodies.shard_map_primitive():
+        return _mapped(eqn, operands, watch)
+    if jaxprs.true_effects(eqn):
         raise Unrunnable(f"{eqn.primitive.name} has effects")
     entered = compat_bodies.carried(eqn).entered
     if eqn.primitive is not primitive("scan_p"):

@@ -113,6 +113,32 @@ def tried(fn, name, *types, size, inputs=1, fits=lambda shape: True):
     return found, asked, piece
 
 
+def test_a_part_that_holds_all_of_a_pattern_is_made_smaller_first():
+    """A sum of rows by an order, whose inverse stands after much else that the rows are made of."""
+    p = registry.by_name("sorted_scatter")
+
+    def fn(keys, h, g):
+        for _ in range(3):
+            g = jnp.sin(g)
+        return p.before(keys, h, g)
+
+    types = [jax.ShapeDtypeStruct(s, t) for s, t in (
+        ((4096,), jnp.int32), ((2048, 512), jnp.float32), ((4096, 512), jnp.float32))]  # fmt: skip
+    recorder = Recorder()
+    rewrite(jax.make_jaxpr(fn)(*types), recorder.recording([p]))
+    ((kept,),) = recorder.kept.values()
+    reasons = {}
+    parts = list(shrinking._whole_first(kept.piece, p, reasons))
+    assert not reasons
+    sizes = [len(part.eqns) for _, part in parts]
+    alone = min(sizes)
+    assert sizes[0] > alone  # of which the site alone is less than its pattern
+    assert alone in sizes[1:]
+    found = check_shrunk(kept.piece, p, p.contract, Limits(bytes=1 << 24), lambda *a: (
+        Checked(Verdict.VERIFIED), None))  # fmt: skip
+    assert found[0].shrunk
+
+
 MANY = jax.ShapeDtypeStruct((64, 64, 64), jnp.float32)
 
 
