@@ -90,12 +90,13 @@ class SiteSum:
 
 def sum_of_sites(report: Mapping[str, Any]) -> SiteSum:
     """The sum over the sites of a report, given as JSON, that were rewritten."""
+    alone = Measurement(why="judged in the whole program, which has no fragment of it")
     applied = [site for site in report["sites"] if site["status"] == "applied"]
     before = after = 0.0
     moved = summed = 0
     missing: dict[str, int] = {}
     for site in applied:
-        found = Measurement(**site["measured"]) if site.get("measured") else Measurement(why="?")
+        found = Measurement(**site["measured"]) if site.get("measured") else alone
         figure = found.taken
         if figure is None:
             why = found.why or "; ".join(found.missing.values()) or "no way has a figure"

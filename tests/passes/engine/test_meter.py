@@ -178,6 +178,14 @@ def test_measuring_without_deciding(compiler):
     assert report.notes[-1].startswith("1 site was measured in estimated cycles on TPU7x:2x2x1")
 
 
+def test_a_site_without_a_fragment_is_counted_with_that_reason():
+    site = {"pass": "frozen_gradient", "status": "applied", "measured": None}
+    found = sum_of_sites({"sites": [site, {**site, "status": "declined"}]})
+    assert (found.sites, found.summed) == (1, 0)
+    (why,) = found.missing
+    assert "whole program" in why
+
+
 def test_a_sum_says_what_it_leaves_out(compiler):
     compiler({STABLE: 1000, UNSTABLE: 500}, fails=[PACKED])
     found = sum_of_sites(explain(order, IDS, choose=Measured(decide=False)).to_json())
