@@ -180,3 +180,9 @@ def actions(eqns: Iterable[Eqn]) -> Counter[Any]:
     return Counter(
         effect for e in eqns for effect in true_effects(e) if not isinstance(effect, _ReadEffect)
     )
+
+
+def effect_name(effect: Any) -> str:
+    """An effect in a word; most print as their address."""
+    text = str(effect)
+    return type(effect).__name__ if " object at 0x" in text else text

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..compat import jaxprs
 from ..lowering.errors import InputError
 from ..matchers.pattern import Mismatch
 from .base import Match, Pass, Reason, Replacement, SiteDeclined, Whole
@@ -57,6 +58,11 @@ class Guarded:
             raise failed(self.owner, self.role, self.fn, error, args, self.at) from error
         if not isinstance(found, self.kinds):
             raise self._returned(f"{_short(repr(found))} of type {type(found).__name__}", args)
+        for way in _replacements(found):
+            for atom in (*way.operands, *way.results):
+                if not (jaxprs.is_var(atom) or jaxprs.is_literal(atom)):
+                    said = f"{_short(repr(atom))} of type {type(atom).__name__} in a Replacement"
+                    raise self._returned(said, args, "variables and literals, as value.atom is")
         if self.count is None:
             return found
         several: Any = found
@@ -68,11 +74,17 @@ class Guarded:
                 raise self._returned(f"{said} as result {i}", args)
         return found
 
-    def _returned(self, what: str, args: tuple[Any, ...]) -> PassFault:
+    def _returned(self, what: str, args: tuple[Any, ...], wanted: str = "") -> PassFault:
         return PassFault(
             f"the pass {self.owner}: its {self.role}, {place_of(self.fn)}, returned {what}"
-            f"{self.at or _at(args)}; wanted {self.wanted}"
+            f"{self.at or _at(args)}; wanted {wanted or self.wanted}"
         )
+
+
+def _replacements(found: Any) -> list[Replacement]:
+    """What a function returned that is to be put in place."""
+    several = found.values() if isinstance(found, Mapping) else (found,)
+    return [way for way in several if isinstance(way, Replacement)]
 
 
 def guarded(p: Pass) -> Pass:

@@ -64,15 +64,18 @@ def check_equations(eqns: Sequence[Eqn]) -> None:
 
 
 def check_actions(site: Accepted, new: Sequence[Eqn]) -> None:
-    """Decline a site if its root does something, as a callback does, that nothing new does."""
+    """Decline a site of which the replacement doesn't do what its root does, as a callback does."""
     eqn = site.match.eqn
-    if not eqn.effects:
+    if not eqn.effects and not any(e.effects for e in new):
         return
-    lost = jaxprs.actions([eqn]) - jaxprs.actions(new)
-    if lost:
+    before, after = jaxprs.actions([eqn]), jaxprs.actions(new)
+    lost, added = before - after, after - before
+    if lost or added:
+        does = "leaves out what it does" if lost else "does more"
         declined = SiteDeclined(Reason(
-            "effects", f"a fault of {site.rewrite.name}: it leaves out what {eqn.primitive.name} "
-            "does besides its results", ", ".join(sorted(map(str, lost))), "the same effects",
+            "effects", f"a fault of {site.rewrite.name}: its replacement of {eqn.primitive.name} "
+            f"{does} besides results", ", ".join(sorted(map(jaxprs.effect_name, lost or added))),
+            "the same effects",
         ))  # fmt: skip
         declined.blamed = (site,)
         raise declined

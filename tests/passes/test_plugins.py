@@ -14,6 +14,7 @@ import relower
 from relower import PassNotApplicable, assert_applied, explain, optimize
 from relower.lowering.change import Verdict
 from relower.passes import Match, Replacement, reach, registry
+from relower.passes.guarded import PassFault
 from relower.passes.plugins import PluginError, offered
 
 MODULE = '''
@@ -204,6 +205,35 @@ def test_an_effect_that_would_be_lost_is_declined_as_the_guests_fault(guest, equ
     (site,) = explain(lambda x: observed(x) + 1, X, passes=[wrong]).declined
     assert [r.code for r in site.reasons] == ["effects"]
     assert "a fault of double_reverse" in str(site.reasons[0])
+
+
+def test_an_effect_that_would_be_added_is_declined_as_the_guests_fault(guest):
+    from guest_passes import PASS
+
+    def reporting(match):
+        def fn(x):
+            jax.debug.callback(lambda v: None, x[0, 0])
+            return [x]
+
+        right = PASS.replace(match)
+        return dataclasses.replace(right, fn=fn, key=("reporting",))
+
+    wrong = dataclasses.replace(PASS, replace=reporting)
+    (site,) = explain(lambda x: lax.rev(lax.rev(x, (0,)), (0,)), X, passes=[wrong]).declined
+    assert [r.code for r in site.reasons] == ["effects"]
+    assert "0x" not in str(site.reasons[0])
+
+
+def test_a_value_in_the_place_of_its_atom_is_the_guests_fault(guest):
+    from guest_passes import PASS
+
+    def of_values(match):
+        value = match.scope.resolve(match.eqn.invars[0])
+        return dataclasses.replace(PASS.replace(match), operands=(value,))
+
+    wrong = dataclasses.replace(PASS, replace=of_values)
+    with pytest.raises(PassFault, match=r"double_reverse: its replace.*Value.*wanted variables"):
+        explain(lambda x: lax.rev(lax.rev(x, (0,)), (0,)), X, passes=[wrong])
 
 
 def test_a_constant_of_the_body_is_in_scope(guest, equal_bits):

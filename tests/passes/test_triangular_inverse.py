@@ -251,7 +251,8 @@ GROWING = {
     "entries of one": lambda r, shape: r.randn(*shape),
     "of many sizes": lambda r, shape: 0.05 * r.randn(*shape) * np.exp(3 * r.randn(*shape)),
 }
-DRAWS = 128
+DRAWS = 512
+"""Of fewer, the mean itself is off by several hundredths."""
 
 
 def mean_ratio(fn, lower, exactly, *args):
