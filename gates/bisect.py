@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..lowering.errors import InputError
 from ..lowering.words import plural
 from ..passes.disable import Disabled
 from ..passes.optimize import explain, optimize
@@ -64,6 +65,9 @@ def bisect(
       progress: called with runs so far and sites that are left.
       options: what `optimize` is to be told: ``passes``, ``contract`` and so on.
       **kwargs: keyword arguments of ``fn``.
+
+    Raises:
+      InputError: the check returned what is neither true nor false.
     """
     told = dict(options or {})
     report = explain(fn, *args, **told, **kwargs)
@@ -116,7 +120,7 @@ class _Search:
             self.fault = _one_line(error)
             failed = True
         else:
-            failed = said is not None and not bool(said)
+            failed = said is not None and not _truth(said)
             self.fault = "the check returned something false" if failed else self.fault
         self.known.setdefault(chosen, failed)
         return failed
@@ -178,6 +182,24 @@ class _Search:
             parts = min(2 * parts, len(sites))
         self.fails(sites)
         return tuple(sites)
+
+
+def _truth(said: Any) -> bool:
+    """What a check returned, as true or false.
+
+    Raises:
+        InputError: it is neither, as an array of several elements.
+    """
+    try:
+        return bool(said)
+    except Exception as error:
+        shape = getattr(said, "shape", None)
+        of = "" if shape is None else f" of shape {tuple(shape)}"
+        raise InputError(
+            f"the check returned a value of type {type(said).__name__}{of}, which is neither true "
+            "nor false; wanted True or False, as of numpy.array_equal or .all(), or None where it "
+            "raises if it fails"
+        ) from error
 
 
 def _one_line(error: BaseException) -> str:

@@ -196,3 +196,12 @@ def test_a_check_of_other_arguments_is_refused(function):
 def test_a_check_gets_what_it_takes(function, given):
     base = dataclasses.make_dataclass("Base", ["args"])((1,))
     assert _of_user(function, base)(step) == given
+
+
+def test_a_check_that_returns_no_truth_is_told_so():
+    """As `a == b` of two arrays; the case itself is not to blame."""
+    fn = lambda x, ids: x[jnp.argsort(relower.assume_range(ids, 0, 7))]
+    args = jnp.ones((8, 2)), jnp.arange(8, dtype=jnp.int32)
+    said = r"the check returned a value of type .*Array.* of shape \(8, 2\), .*wanted True or False"
+    with pytest.raises(InputError, match=said):
+        relower.bisect(fn, lambda made: made(*args) == fn(*args), *args)
