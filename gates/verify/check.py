@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +13,11 @@ import numpy as np
 from ...passes.base import Contract
 from .compare import Errors, Place, difference
 from .derivative import Derivative, derivative
-from .evaluate import Unrunnable, is_complex, is_float
-from .inputs import NoInputs, Theme, make
+from .evaluate import Rule, Unrunnable, is_complex, is_float
+from .fillings import fill, filled
+from .inputs import NoInputs, Theme
 from .problem import OF_REWRITE, Problem, build
+from .promised import breaks_its_own, narrowed, not_held, ties_turned, watch
 from .record import Piece
 from .themes import EXACT, FINITE, ROUNDED, SPOILED, each_special, each_value
 from .verdict import Checked, Counterexample, Verdict
@@ -42,6 +44,10 @@ class OverLimit(Exception):
     """A site is too large to run at these shapes; the message says by what."""
 
 
+class NothingSaid(NoInputs):
+    """The original breaks a promise of its own on every input."""
+
+
 @dataclass(frozen=True)
 class Broken:
     """The first input on which a contract is broken."""
@@ -61,8 +67,12 @@ class Tally:
     derivatives: int = 0
     ratios: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
+    left_out: int = 0
+    """Of the runs, those that say nothing: there the original breaks a promise of its own."""
 
 
+PROMISE = "promise"
+"""Of what a violation may be, beside values and derivatives."""
 Level = tuple[int, bool]
 """Steps back to the producers that are run with a site, and whether after those of floats, too."""
 
@@ -95,6 +105,7 @@ def check_piece(piece: Piece, contract: Contract, limits: Limits) -> tuple[Check
             found, tally = run(problem, contract, limits, end)
         except (Unrunnable, NoInputs, OverLimit) as error:
             reasons[str(error)] = None
+            broken = None if isinstance(error, NothingSaid) else broken
             continue
         if found is None:
             return _verified(problem, tally), (depth, floats)
@@ -153,10 +164,10 @@ def violation(problem: Problem, found: Broken) -> Checked:
 
     said = tuple(f"{t}: {written(a)}" for t, a in zip(types(problem), found.arrays))
     example = Counterexample(found.theme, str(found.place), found.arrays, said, found.of)
-    what = "the values differ" if found.of == "values" else "the derivatives differ"
+    what = {"values": "the values differ", PROMISE: "the rewrite breaks a promise that it makes"}
     return Checked(
         Verdict.VIOLATION,
-        f"{what} ({found.theme}): {found.place}",
+        f"{what.get(found.of, 'the derivatives differ')} ({found.theme}): {found.place}",
         producers=problem.producers,
         shapes=types(problem),
         counterexample=example,
@@ -185,24 +196,30 @@ def run(
 
     Raises:
         Unrunnable: the original itself can't be run, or not precisely.
-        NoInputs: nothing can be made that obeys what is known.
+        NoInputs: nothing can be made that obeys what is known, or says anything.
     """
     tally = Tally()
     themes = FINITE if contract is Contract.ROUNDING else EXACT
     fillings = itertools.chain(
         filled(problem, themes, limits.seeds), filled(problem, each_value(problem.ranges), 1)
     )
+    indices = (filled(small, themes[:3], limits.seeds) for small in narrowed(problem))
+    fillings = itertools.chain(fillings, *indices)
     if contract is not Contract.ROUNDING:
         sizes = [i.size for i in problem.inputs if is_float(i.dtype) or is_complex(i.dtype)]
         fillings = itertools.chain(fillings, filled(problem, each_special(sizes), 1))
     for theme, arrays in fillings:
-        broken = values_differ(problem, contract, theme.name, arrays)
+        broken = values_differ(problem, contract, theme.name, arrays, tally)
         tally.runs += 1
         if broken is not None:
             return broken, tally
         if time.monotonic() > end:
             tally.notes += (f"stopped after {limits.seconds:g} s with {tally.runs} inputs",)
             break
+    if tally.runs and tally.left_out == tally.runs:
+        raise NothingSaid("on every input the original breaks a promise that it makes itself")
+    tally.runs -= tally.left_out
+    tally.notes += not_held(problem)
     if contract is Contract.ROUNDING:
         from .wide import wide_differs
 
@@ -218,23 +235,42 @@ def run(
 
 
 def values_differ(
-    problem: Problem, contract: Contract, theme: str, arrays: Sequence[Array]
+    problem: Problem,
+    contract: Contract,
+    theme: str,
+    arrays: Sequence[Array],
+    tally: Tally | None = None,
 ) -> Broken | None:
-    """Whether one input shows a difference that its contract doesn't allow."""
+    """Whether one input shows a difference that its contract doesn't allow, or a broken promise."""
     before = problem.run(problem.before, arrays)
-    after = _after(problem, arrays)
+    seen = watch(problem)
+    after = _after(problem, arrays, None if problem.mutation else seen.rule)
     if isinstance(after, str):
         return Broken(after, theme, tuple(arrays))
-    place = difference(before, after, contract, problem.arithmetic)
-    if place is not None and problem.breaks_a_promise(arrays):
+    place: Place | str | None = difference(before, after, contract, problem.arithmetic)
+    turn = ties_turned(problem) if place is None else None
+    if turn is not None:
+        after = _after(problem, arrays, turn)
+        place = after if isinstance(after, str) else (
+            difference(before, after, contract, problem.arithmetic))  # fmt: skip
+        place = None if place is None else f"with the order that a sort leaves open turned, {place}"
+    if place is None and not seen.found:
         return None
-    return None if place is None else Broken(place, theme, tuple(arrays))
+    if seen.of_program or breaks_its_own(problem, arrays):
+        if tally is not None:
+            tally.left_out += 1
+        return None
+    if place is not None:
+        return Broken(place, theme, tuple(arrays))
+    return Broken(next(iter(seen.found.values())), theme, tuple(arrays), PROMISE)
 
 
-def _after(problem: Problem, arrays: Sequence[Array]) -> list[Array] | str:
+def _after(
+    problem: Problem, arrays: Sequence[Array], first: Rule | None = None
+) -> list[Array] | str:
     """The rewrite's outputs; where it fails and the original doesn't, how."""
     try:
-        return problem.run(problem.after, arrays)
+        return problem.run(problem.after, arrays, first)
     except Unrunnable:
         raise
     except Exception as error:
@@ -249,36 +285,9 @@ def first_line(error: BaseException) -> str:
 def _spread(problem: Problem) -> tuple[str, ...]:
     """Whether a NaN or an infinity reaches further than it did, which no rounding contract says."""
     broken = values_differ(problem, Contract.ROUNDING, SPOILED.name, fill(problem, SPOILED, 0))
-    if broken is None:
+    if broken is None or broken.of == PROMISE:
         return ()
     return (f"a NaN or an infinity reaches further than before: {broken.place}",)
-
-
-def filled(
-    problem: Problem, themes: Sequence[Theme], seeds: int, first: int = 0
-) -> Iterator[tuple[Theme, list[Array]]]:
-    """Inputs of each theme, so many times; not such as break what the program states of a value."""
-    for seed in range(first, first + seeds):
-        for theme in themes:
-            arrays = fill(problem, theme, seed)
-            if not problem.breaks_a_promise(arrays):
-                yield theme, arrays
-
-
-def fill(problem: Problem, theme: Theme, seed: int) -> list[Array]:
-    """An array for each input; where devices talk, each device's side by side."""
-    if not problem.across:
-        return make(theme, problem.inputs, seed)
-    from .devices import copies
-
-    counts = copies(problem.region, problem.before)
-    parts = [make(theme, problem.inputs, 1000 * seed + i) for i in range(max(counts, default=1))]
-    joined = []
-    for i, count in enumerate(counts):
-        each = [np.atleast_1d(parts[d][i]) for d in range(count)]
-        varying = bool(problem.region.fragment(problem.before).inputs[i].varying)
-        joined.append(np.concatenate(each) if varying else parts[0][i])
-    return joined
 
 
 Both = Callable[[Sequence[Array]], tuple[list[Array], list[Array] | str]]

@@ -117,7 +117,7 @@ def derivative(problem: Problem) -> Derivative | str:
     found = Derivative(problem, slots, outs)
     zeros = [np.zeros(v.shape, v.dtype) for v in problem.inputs]
     if problem.across:
-        from .check import fill
+        from .fillings import fill
         from .themes import SUMMED
 
         zeros = fill(problem, SUMMED[0], 0)

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from ...passes.base import Contract
-from .check import Broken, Limits, Tally, filled, first_line, rounded
+from .check import Broken, Limits, Tally, first_line, rounded
 from .compare import Apart, difference
 from .derivative import Derivative, derivative
 from .evaluate import Unrunnable
+from .fillings import filled
 from .problem import Problem
 from .themes import MODERATE, REAL, SUMMED
 from .wide import far

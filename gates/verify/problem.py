@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,17 +71,25 @@ class Problem:
                 stack.enter_context(across(self.region))
             yield
 
-    def run(self, which: Cut, arrays: Sequence[Array]) -> list[Array]:
+    def run(self, which: Cut, arrays: Sequence[Array], first: Rule | None = None) -> list[Array]:
         """One side's outputs, equation by equation; on several devices where they talk.
+
+        Args:
+            which: the side.
+            arrays: one for each input.
+            first: asked about every equation before anything else, where devices don't talk.
 
         Raises:
             Unrunnable: it can't be run here.
         """
         with self.context():
             values = [jnp.asarray(a) for a in arrays]
-            return [np.asarray(v) for v in self.values(which, values)]
+            return [np.asarray(v) for v in self.values(which, values, first=first)]
 
-    def values(self, which: Cut, values: Sequence[Any], differentiated: bool = False) -> list[Any]:
+    def values(
+        self, which: Cut, values: Sequence[Any], differentiated: bool = False,
+        first: Rule | None = None,
+    ) -> list[Any]:  # fmt: skip
         """One side's outputs, in its `context`; arrays may be tracers."""
         mutant = self.mutation if which is self.after else None
 
@@ -89,6 +97,8 @@ class Problem:
             if mutant is not None and mutant.inputs is not None:
                 given = tuple(mutant.inputs(list(given)))
             rule = self._rule(mutant is not None and mutant.eqn is not None)
+            if first is not None and not self.across:
+                rule = _both(first, rule)
             parts = which.eqns, which.inputs, which.outputs
             found = evaluate(*parts, given, rule, differentiated=differentiated)
             return mutant.outputs(found) if mutant is not None and mutant.outputs else found
@@ -99,9 +109,7 @@ class Problem:
 
     def _rule(self, mutated: bool) -> Rule | None:
         first = self.rule if mutated else None
-        if not self.summed or first is None:
-            return summed_once if self.summed else first
-        return lambda eqn, operands: _either(first, eqn, operands)
+        return _both(first, summed_once if self.summed else None)
 
     def _compiled(self, key: Any, which: Cut, run: Any) -> Callable[..., Any]:
         if key not in self.compiled:
@@ -171,9 +179,16 @@ class Problem:
         return list(self._compiled("wide", part, run)(*values))
 
 
-def _either(first: Rule, eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any] | None:
-    found = first(eqn, operands)
-    return summed_once(eqn, operands) if found is None else found
+def _both(first: Rule | None, second: Rule | None) -> Rule | None:
+    """One rule, and then the other where that says nothing."""
+    if first is None or second is None:
+        return first or second
+
+    def either(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any] | None:
+        found = first(eqn, operands)
+        return second(eqn, operands) if found is None else found
+
+    return either
 
 
 OF_REWRITE = -1
@@ -264,7 +279,7 @@ def _closed(prefix: Sequence[Eqn], part: Cut) -> Cut:
     return Cut(eqns, tuple(inputs), part.outputs)
 
 
-def walk(eqns: Sequence[Eqn]) -> Any:
+def walk(eqns: Iterable[Eqn]) -> Any:
     """Every equation, those of bodies included."""
     for eqn in eqns:
         yield eqn

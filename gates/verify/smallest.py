@@ -8,7 +8,7 @@ import numpy as np
 
 from ...matchers.fact import limits
 from ...passes.base import Contract
-from .check import Broken, values_differ
+from .check import PROMISE, Broken, values_differ
 from .evaluate import is_float
 from .inputs import Input, obeys
 from .problem import Problem
@@ -21,7 +21,8 @@ Array = Any
 
 def smallest(problem: Problem, contract: Contract, found: Broken) -> Broken:
     """The same violation on simpler inputs, found by halving within `TRIES` runs."""
-    if found.of != "values" or isinstance(found.place, str) or problem.across:
+    of_values = found.of == "values" and not isinstance(found.place, str)
+    if problem.across or not (of_values or found.of == PROMISE):
         return found
     search = _Search(problem, contract, found)
     for slot in range(len(problem.inputs)):
@@ -65,7 +66,7 @@ class _Search:
             found = values_differ(self.problem, self.contract, self.best.theme, arrays)
         except Exception:
             return False
-        if found is None:
+        if found is None or found.of != self.best.of:
             return False
         self.best = found
         return True

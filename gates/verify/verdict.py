@@ -34,7 +34,7 @@ class Counterexample:
     inputs: tuple[str, ...] = ()
     """Their types, and short ones whole."""
     of: str = "values"
-    """``values`` or ``derivative``."""
+    """``values``, ``derivative`` or ``promise``."""
 
 
 @dataclass(frozen=True)

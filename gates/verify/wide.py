@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...passes.engine.fragments import Cut
-from .check import Broken, Tally, filled, values_of
+from .check import Broken, Tally, values_of
 from .compare import Apart, Place, shown
 from .evaluate import Unrunnable, in_float64, is_float
+from .fillings import filled
 from .problem import Problem
 from .themes import across_range
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from ....compat.jaxprs import Eqn
+from ....compat.primitives import primitive
+from ...promises import UNIQUE, broken
 from .mode import Mode, is_float
 from .promises import BrokenPromise
 from .rules import RULES, rule
@@ -32,15 +34,14 @@ def _dynamic_update_slice(mode: Mode, eqn: Eqn, ins: Sequence[Any]) -> Any:
     return new
 
 
-def _check_order(eqn: Eqn, indices: Any, unique: bool) -> None:
+def _check(eqn: Eqn, ins: Sequence[Any]) -> None:
     """Hold what the equation promises of its index vectors."""
-    rows = indices.reshape(-1, indices.shape[-1]).tolist()
-    if eqn.params["indices_are_sorted"] and rows != sorted(rows):
-        raise BrokenPromise(f"{eqn.primitive.name}: indices_are_sorted, and they are {rows}")
-    if unique and eqn.params["unique_indices"]:
-        seen = [tuple(r) for r in rows]
-        if len(set(seen)) != len(seen):
-            raise BrokenPromise(f"{eqn.primitive.name}: unique_indices, and they are {rows}")
+    found = broken(eqn, ins)
+    if eqn.primitive is primitive("gather_p"):
+        # Gathers don't collide: unique indices that aren't change nothing in what they read.
+        found.pop(UNIQUE, None)
+    for said in found.values():
+        raise BrokenPromise(f"{eqn.primitive.name}: {said}")
 
 
 def _bounds(eqn: Eqn, shape: Sequence[int], sizes: Sequence[int], start: list[int]) -> list[int]:
@@ -51,9 +52,6 @@ def _bounds(eqn: Eqn, shape: Sequence[int], sizes: Sequence[int], start: list[in
         return start
     if mode in ("CLIP", "ONE_HOT"):
         return [min(max(s, 0), m) for s, m in zip(start, last)]
-    if mode == "PROMISE_IN_BOUNDS":
-        raise BrokenPromise(f"{eqn.primitive.name}: promised in bounds, and {start} isn't: "
-                            f"windows of {tuple(sizes)} in {tuple(shape)}")  # fmt: skip
     return []
 
 
@@ -78,9 +76,7 @@ def _gather(mode: Mode, eqn: Eqn, ins: Sequence[Any]) -> Any:
     window = tuple(n for d, n in enumerate(sizes) if d not in gone)
     batch = indices.shape[:-1]
     found = np.full((*batch, *window), _filling(eqn, x.dtype), x.dtype)
-    # Gathers don't collide: a promise of unique indices that isn't kept changes nothing there.
-    if not dims.operand_batching_dims:
-        _check_order(eqn, indices, unique=False)
+    _check(eqn, ins)
     for at in np.ndindex(*batch):
         start = _starts(indices, at, dims.start_index_map, dims.operand_batching_dims,
                         dims.start_indices_batching_dims, x.ndim)  # fmt: skip
@@ -119,8 +115,7 @@ def _scatter(combine: Callable[[Any, Any], Any]) -> Any:
         scattered = [d for d in range(updates.ndim) if d not in dims.update_window_dims]
         moved = np.transpose(updates, (*scattered, *dims.update_window_dims))
         new = np.array(x)
-        batched = bool(dims.operand_batching_dims)
-        _check_order(eqn, indices, unique=not batched)
+        _check(eqn, ins)
         for at in np.ndindex(*indices.shape[:-1]):
             start = _starts(indices, at, dims.scatter_dims_to_operand_dims,
                             dims.operand_batching_dims, dims.scatter_indices_batching_dims,
