@@ -25,9 +25,10 @@ from ...passes.report import Report
 from .check import Level, Limits, check_piece, first_line
 from .facts import facts_of, held_of
 from .mutants import Mutants
+from .precision import lowered, not_compared
 from .problem import build
 from .record import Kept, Piece, Recorder
-from .repro import save
+from .repro import check_writable, save
 from .shrunk import check_shrunk
 from .verdict import Checked, Evidence, MutantScore, SiteVerdict, Verdict
 from .whole import WholeProgram
@@ -49,6 +50,8 @@ class Verifier:
     smaller: dict[str, Piece] = field(default_factory=dict)
     """What was run instead of a site that is too large."""
     scored: dict[tuple[str, str], tuple[MutantScore, ...]] = field(default_factory=dict)
+    unsaved: list[str] = field(default_factory=list)
+    """Why scripts couldn't be saved; the verdicts stand."""
 
     def site(self, kept: Sequence[Kept], contract: Contract) -> Checked:
         """The verdict on all rewrites that one site of the report stands for: the worst of them."""
@@ -77,6 +80,13 @@ class Verifier:
         self, kept: Kept, piece: Piece, contract: Contract
     ) -> tuple[Checked, Level | None]:
         """As it stands; where that takes too much, at smaller shapes."""
+        less = lowered(piece)
+        if less is not None:
+            return Checked(Verdict.VIOLATION, less), None
+        found, level = self._ran(kept, piece, contract)
+        return replace(found, notes=(*found.notes, *not_compared(piece))), level
+
+    def _ran(self, kept: Kept, piece: Piece, contract: Contract) -> tuple[Checked, Level | None]:
         found = check_guarded(piece, contract, self.limits)
         if found[0].verdict is not Verdict.UNKNOWN or "above the limit" not in found[0].reason:
             return found
@@ -100,10 +110,13 @@ class Verifier:
             assert self.folder is not None
             stem = f"{re.sub('[^A-Za-z0-9]+', '_', key)[:80]}_{one.piece.digest[:8]}"
             problem = build(self.smaller.get(one.piece.digest, one.piece), *level)
-            return save(
-                self.folder, stem, f"{key} breaks its contract, {contract.value}.",
-                checked.reason, self.again, problem, checked.counterexample,
-            )  # fmt: skip
+            try:
+                return save(
+                    self.folder, stem, f"{key} breaks its contract, {contract.value}.",
+                    checked.reason, self.again, problem, checked.counterexample,
+                )  # fmt: skip
+            except InputError as error:
+                self.unsaved.append(str(error))
         return None
 
     def scores(self, kept: Sequence[Kept], contract: Contract) -> tuple[MutantScore, ...]:
@@ -186,10 +199,12 @@ def verify(
         A verdict for each applied site; VERIFIED as a whole only if there is a site and each is.
 
     Raises:
-        InputError: a case comes with arguments of its own, or a name in ``only`` is no pass's, or
-            not that of one that runs.
+        InputError: a case comes with arguments of its own, a name in ``only`` is no pass's, or
+            not that of one that runs, or ``repro`` can't be written to.
         ValueError: as for `optimize`.
     """
+    if repro is not None:
+        check_writable(Path(repro))
     if only is not None and passes is None:
         only = tuple(only)
         passes = [registry.DEFAULT, *map(_known, only)]
@@ -285,8 +300,8 @@ def judged(
         progress(len(sites), len(sites), "")
     notes = _again(report, found) if sites else (_nothing(report, wanted),)
     return Evidence(
-        report.name, tuple(found), notes=(*notes, *report.notes), mutated=mutants,
-        ended=report.ended,
+        report.name, tuple(found), notes=(*notes, *verifier.unsaved, *report.notes),
+        mutated=mutants, ended=report.ended,
     )  # fmt: skip
 
 

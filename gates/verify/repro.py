@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,24 @@ def save(
     except OSError as error:
         raise InputError(f"{path}: can't be written: {error.strerror or error}") from error
     return str(path)
+
+
+def check_writable(folder: Path) -> None:
+    """Whether scripts can be saved in a folder, before anything is run for them; it isn't made.
+
+    Raises:
+        InputError: it, or what it would be made in, is no folder, or can't be written to.
+    """
+    there = folder.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return
+    what = "can't be written to" if there.is_dir() else "isn't a folder"
+    raise InputError(
+        f"{folder}: no scripts of violations can be put there, since {there} {what}; wanted a "
+        "folder to write to, as in --repro FOLDER"
+    )
 
 
 def _line(text: str) -> str:
