@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ...passes.base import Contract
+from . import places
 from .compare import Errors, Place, difference
 from .derivative import Derivative, derivative
 from .evaluate import Rule, Unrunnable, is_complex, is_float
@@ -201,7 +202,9 @@ def run(
     tally = Tally()
     themes = FINITE if contract is Contract.ROUNDING else EXACT
     fillings = itertools.chain(
-        filled(problem, themes, limits.seeds), filled(problem, each_value(problem.ranges), 1)
+        filled(problem, places.of_values(problem), 1),
+        filled(problem, themes, limits.seeds),
+        filled(problem, each_value(problem.ranges), 1),
     )
     indices = (filled(small, themes[:3], limits.seeds) for small in narrowed(problem))
     fillings = itertools.chain(fillings, *indices)
@@ -221,11 +224,16 @@ def run(
     tally.runs -= tally.left_out
     tally.notes += not_held(problem)
     if contract is Contract.ROUNDING:
+        from .magnitudes import far_from_one
         from .wide import wide_differs
 
         tally.notes += _spread(problem)
         broken, ratios = rounded(problem, "values", tally, end)
         tally.ratios = ratios
+        broken = (
+            broken or rounded(problem, "values", tally, end, places.of_errors(problem), least=1)[0]
+        )
+        broken = broken or far_from_one(problem, tally, end)
         broken = broken or wide_differs(problem, tally, end, limits.seeds)
         if broken is not None:
             return broken, tally
@@ -290,6 +298,7 @@ def _spread(problem: Problem) -> tuple[str, ...]:
     return (f"a NaN or an infinity reaches further than before: {broken.place}",)
 
 
+Fill = Callable[[Problem, Sequence[Theme], int, int], Iterator[tuple[Theme, list[Array]]]]
 Both = Callable[[Sequence[Array]], tuple[list[Array], list[Array] | str]]
 Exact = Callable[[Sequence[Array]], list[Array]]
 
@@ -311,16 +320,23 @@ def _of_derivative(problem: Problem, theme: Theme) -> tuple[Both, Exact]:
 
 
 def rounded(
-    problem: Problem, of: str, tally: Tally, end: float, themes: Sequence[Theme] = ROUNDED
+    problem: Problem,
+    of: str,
+    tally: Tally,
+    end: float,
+    themes: Sequence[Theme] = ROUNDED,
+    inputs: Fill | None = None,
+    least: int = 4,
 ) -> tuple[Broken | None, tuple[float, float] | None]:
     """Whether errors stay within the bound, as run here or else with each sum rounded once.
 
-    In which order a matrix product adds up, no operation says, and a CPU's is not a TPU's.
+    In which order a matrix product adds up, no operation says, and a CPU's is not a TPU's.    Inputs are those of `filled` or another; of each theme no fewer seeds than the least.
     """
-    found = _errors(problem, of, tally, end, themes)
+    how = inputs or filled, least
+    found = _errors(problem, of, tally, end, themes, *how)
     if found[0] is None or not isinstance(found[0].place, str) or found[1] is None:
         return found
-    again = _errors(replace(problem, summed=True, compiled={}), of, tally, end, themes)
+    again = _errors(replace(problem, summed=True, compiled={}), of, tally, end, themes, *how)
     if again[0] is None:
         tally.notes += (f"{of} as this CPU adds: {found[0].place}; with each sum rounded once the "
                         "bound holds",)  # fmt: skip
@@ -329,7 +345,13 @@ def rounded(
 
 
 def _errors(
-    problem: Problem, of: str, tally: Tally, end: float, themes: Sequence[Theme]
+    problem: Problem,
+    of: str,
+    tally: Tally,
+    end: float,
+    themes: Sequence[Theme],
+    inputs: Fill,
+    least: int,
 ) -> tuple[Broken | None, tuple[float, float] | None]:
     """Whether errors stay within the bound, averaged over more and more seeds until they do."""
     worst: tuple[float, float] | None = None
@@ -337,10 +359,10 @@ def _errors(
         values = of == "values"
         both, exactly = _values(problem) if values else _of_derivative(problem, theme)
         errors: dict[int, Errors] = {}
-        seeds, first = 4, 0
+        seeds, first = least, 0
         arrays: list[Array] = []
         while True:
-            for _, arrays in filled(problem, [theme], seeds - first, first):
+            for _, arrays in inputs(problem, [theme], seeds - first, first):
                 before, after = both(arrays)
                 if isinstance(after, str):
                     return Broken(after, theme.name, tuple(arrays), of), worst

@@ -52,6 +52,8 @@ class Theme:
     scaled: bool = False
     """Whether floats are divided by the root of the last dimension, as weights begin: sums over it
     then stay near one, and what is solved by them well conditioned."""
+    below: int | None = None
+    """Where given, integers without a range are places in a dimension of this size."""
 
 
 class NoInputs(Exception):
@@ -91,7 +93,7 @@ def _filled(theme: Theme, one: Input, rng: _Rng) -> Array:
         return _affine(one, rng)
     if fact.permutation is not None:
         return _permuted(theme, one, rng)
-    lo, hi = _bounds(one, rng)
+    lo, hi = _bounds(one, rng) if theme.below is None else _places(one, theme.below)
     array = theme.integers(rng, one.size, lo, hi).reshape(shape)
     for axis in fact.rising:
         array = np.sort(array, axis=axis)
@@ -109,6 +111,16 @@ def _bounds(one: Input, rng: _Rng) -> tuple[int, int]:
         if one.fact.hi is None:
             hi = min(hi, max(one.most, lo) + 1)
     return lo, max(lo, hi)
+
+
+def _places(one: Input, below: int) -> tuple[int, int]:
+    """Bounds of places in a dimension, as far as what is known allows."""
+    lo, hi = one.fact.range(one.dtype)
+    if one.fact.lo is None:
+        lo = min(max(lo, 0), hi)
+    if one.fact.hi is None:
+        hi = max(min(hi, below - 1), lo)
+    return lo, hi
 
 
 def _affine(one: Input, rng: _Rng) -> Array:

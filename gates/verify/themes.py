@@ -25,12 +25,15 @@ def _uniform(rng: _Rng, n: int, lo: int, hi: int) -> Any:
     )  # fmt: skip
 
 
-def _few(rng: _Rng, n: int, lo: int, hi: int) -> Any:
+def few_values(rng: _Rng, n: int, lo: int, hi: int) -> Any:
+    """Ties of three values."""
     pool = np.append(_uniform(rng, 2, lo, hi), _uniform(rng, 1, lo, min(hi, lo + _SOME)))
     return rng.choice(pool, n)
 
 
-def _at(which: str) -> Any:
+def at_end(which: str) -> Any:
+    """One end of the range, or both, or what is near."""
+
     def fill(rng: _Rng, n: int, lo: int, hi: int) -> Any:
         kind = np.uint64 if hi >= 2**63 else np.int64
         ends = {"lo": [lo], "hi": [hi], "both": [lo, hi], "near": [lo, hi, min(lo + 1, hi)]}[which]
@@ -57,6 +60,10 @@ def _values_from(first: int) -> Any:
     return fill
 
 
+spread = _values_from(0)
+"""Each value of a range about as often as another."""
+
+
 def each_value(ranges: Sequence[tuple[int, int, int]]) -> tuple[Theme, ...]:
     """Themes in which each integer input has every value of its range, where that is few runs.
 
@@ -77,7 +84,7 @@ def _sorted(rng: _Rng, n: int, lo: int, hi: int) -> Any:
 
 
 def _falling(rng: _Rng, n: int, lo: int, hi: int) -> Any:
-    return np.sort(_few(rng, n, lo, hi))[::-1]
+    return np.sort(few_values(rng, n, lo, hi))[::-1]
 
 
 def _mostly_one(rng: _Rng, n: int, lo: int, hi: int) -> Any:
@@ -259,21 +266,21 @@ _same, _back = (lambda rng, n: np.arange(n)), (lambda rng, n: np.arange(n)[::-1]
 
 EXACT = (
     Theme("random", _uniform, _normal, _shuffled, _parts),
-    Theme("few values", _few, _small, _shuffled, _parts),
-    Theme("ties", _few, _few_floats, _back, _alternate),
-    Theme("lowest, zeros of both signs", _at("lo"), _zeros, _same, _one_group(0)),
-    Theme("highest, special values", _at("hi"), _special, _back, _one_group(-1)),
-    Theme("both ends, wide exponents", _at("both"), _exponents, _turned, _not_all),
+    Theme("few values", few_values, _small, _shuffled, _parts),
+    Theme("ties", few_values, _few_floats, _back, _alternate),
+    Theme("lowest, zeros of both signs", at_end("lo"), _zeros, _same, _one_group(0)),
+    Theme("highest, special values", at_end("hi"), _special, _back, _one_group(-1)),
+    Theme("both ends, wide exponents", at_end("both"), _exponents, _turned, _not_all),
     Theme("sorted", _sorted, _ordered(1), _same, _parts),
     Theme("reversed", _falling, _ordered(-1), _ends_swapped, _alternate),
     Theme("all but one alike, halfway cases", _mostly_one, _halfway, _shuffled, _one_group(0)),
-    Theme("few values, subnormals", _few, _subnormal, _shuffled, _parts),
-    Theme("near the ends, some special values", _at("near"), _sprinkled, _shuffled, _not_all),
+    Theme("few values, subnormals", few_values, _subnormal, _shuffled, _parts),
+    Theme("near the ends, some special values", at_end("near"), _sprinkled, _shuffled, _not_all),
     Theme("random, NaN only", _uniform, _nan_only, _turned, _none),
     Theme("random, one value", _uniform, _constant, _shuffled, _alternate),
     Theme("random, special values", _uniform, _special, _shuffled, _parts),
     Theme("powers of two, mostly -inf", _powers, _mostly(-np.inf), _ends_swapped, _tiled),
-    Theme("few values, mostly one special value", _few, _mostly(None), _shuffled, _tiled),
+    Theme("few values, mostly one special value", few_values, _mostly(None), _shuffled, _tiled),
 )
 """For contracts on bits, and for what is no number of a rounding contract."""
 
@@ -303,17 +310,17 @@ def _special_from(first: int) -> Any:
 
 SUMMED = (
     Theme("small integers", _uniform, _small, _shuffled, _parts),
-    Theme("small integers, ties", _few, _small, _back, _alternate),
+    Theme("small integers, ties", few_values, _small, _back, _alternate),
     Theme("small integers, one group", _mostly_one, _small, _turned, _one_group(0)),
 )
 """Sums of which are exact in any order: for derivatives."""
 
 FINITE = (
     Theme("random", _uniform, _normal, _shuffled, _parts),
-    Theme("few values", _few, _small, _shuffled, _parts),
-    Theme("lowest, zeros of both signs", _at("lo"), _zeros, _same, _one_group(0)),
-    Theme("highest, halfway cases", _at("hi"), _halfway, _back, _one_group(-1)),
-    Theme("both ends, moderate exponents", _at("both"), _moderate, _turned, _not_all),
+    Theme("few values", few_values, _small, _shuffled, _parts),
+    Theme("lowest, zeros of both signs", at_end("lo"), _zeros, _same, _one_group(0)),
+    Theme("highest, halfway cases", at_end("hi"), _halfway, _back, _one_group(-1)),
+    Theme("both ends, moderate exponents", at_end("both"), _moderate, _turned, _not_all),
     Theme("all but one alike, subnormals", _mostly_one, _subnormal, _shuffled, _none),
     Theme("reversed", _falling, _ordered(-1), _ends_swapped, _alternate),
     Theme("powers of two, tiles", _powers, _normal, _shuffled, _tiled),
@@ -331,7 +338,7 @@ MODERATE = Theme("moderate exponents", _uniform, _moderate, _shuffled, _tiled)
 
 ROUNDED = (
     Theme("normal", _uniform, _normal, _shuffled, _parts, real_cotangents=True, scaled=True),
-    Theme("normal, ties", _few, _normal, _shuffled, _not_all, scaled=True),
+    Theme("normal, ties", few_values, _normal, _shuffled, _not_all, scaled=True),
     Theme("halfway, tiles", _uniform, _halfway, _shuffled, _tiled, scaled=True),
     Theme(
         "normal, one group",
