@@ -46,7 +46,7 @@ def sizes(problem: Problem) -> list[int]:
 
 
 def _scatters(eqn: Eqn) -> bool:
-    return eqn.primitive.name.startswith("scatter")
+    return bool(eqn.primitive.name.startswith("scatter"))
 
 
 def _dimensions(atoms: Sequence[Sequence[jaxprs.Atom]]) -> list[int]:
