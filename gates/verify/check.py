@@ -330,7 +330,8 @@ def rounded(
 ) -> tuple[Broken | None, tuple[float, float] | None]:
     """Whether errors stay within the bound, as run here or else with each sum rounded once.
 
-    In which order a matrix product adds up, no operation says, and a CPU's is not a TPU's.    Inputs are those of `filled` or another; of each theme no fewer seeds than the least.
+    In which order a matrix product adds up, no operation says, and a CPU's is not a TPU's.
+    Inputs are those of `filled` or another; of each theme no fewer seeds than the least.
     """
     how = inputs or filled, least
     found = _errors(problem, of, tally, end, themes, *how)
