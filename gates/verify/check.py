@@ -230,9 +230,8 @@ def run(
         tally.notes += _spread(problem)
         broken, ratios = rounded(problem, "values", tally, end)
         tally.ratios = ratios
-        broken = (
-            broken or rounded(problem, "values", tally, end, places.of_errors(problem), least=1)[0]
-        )
+        within = places.of_errors(problem)
+        broken = broken or rounded(problem, "values", tally, end, within, least=1)[0]
         broken = broken or far_from_one(problem, tally, end)
         broken = broken or wide_differs(problem, tally, end, limits.seeds)
         if broken is not None:

@@ -121,9 +121,11 @@ def summed(ids, updates):
 
 
 def at_most_three(ids, updates):
+    """Where all are in bounds."""
+    inside = ((ids >= 0) & (ids < 64)).all()
     seen = jnp.cumsum(jax.nn.one_hot(ids, 64, dtype=jnp.int32), 0)
     turn = seen[jnp.arange(64), jnp.clip(ids, 0, 63)]
-    return summed(jnp.where(turn > 3, 64, ids), updates)
+    return summed(jnp.where((turn > 3) & inside, 64, ids), updates)
 
 
 PLACES = {
