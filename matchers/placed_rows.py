@@ -135,10 +135,11 @@ def taken_behind(scope: Scope, atom: Atom) -> Taken | None:
     if eqn is not None and eqn.primitive is primitive("gather_p") and _takes_rows(eqn):
         gather, at = eqn, _widened(scope, eqn.invars[0], path)
     placed = Placed(tuple(atom.aval.shape[:-1]), gather, None, mask)
-    return Taken(at, placed, _read_besides(scope, path))
+    return Taken(at, placed, read_besides(scope, path))
 
 
-def _read_besides(scope: Scope, path: list[Atom]) -> str | None:
+def read_besides(scope: Scope, path: list[Atom]) -> str | None:
+    """What reads one of the values of a path besides the next; None if nothing does."""
     for at in path:
         readers = set(scope.readers(at)) if jaxprs.is_var(at) else set()
         if len(readers) > 1 or OUTPUT in readers:

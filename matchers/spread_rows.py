@@ -14,7 +14,7 @@ from ..compat import jaxprs
 from ..compat.jaxprs import Atom, Var
 from ..compat.primitives import primitive
 from .graph import OUTPUT, Scope
-from .placed_rows import row_numbers
+from .placed_rows import read_besides, row_numbers
 
 Dims = tuple[int, ...]
 
@@ -112,13 +112,13 @@ def _summed_by_product(scope: Scope, index: int, spread: Spread) -> Iterator[Sum
             continue
         free = [axis for axis in range(rows.aval.ndim) if axis not in known]
         result = (*(known[r] for r in batch[1 - mine]), *(place[axis] for axis in free))
-        yield Summed(index, at, result, _read_besides(scope, path))
+        yield Summed(index, at, result, read_besides(scope, path))
 
 
 def _summed_by_element(scope: Scope, index: int, rows: Atom, spread: Spread) -> Iterator[Summed]:
     at, place, path = _placed(scope, rows)
     if place == spread.cotangent_dims:
-        yield Summed(index, at, place[:-1], _read_besides(scope, path))
+        yield Summed(index, at, place[:-1], read_besides(scope, path))
 
 
 def _placed(scope: Scope, rows: Atom) -> tuple[Atom, Dims, list[Atom]]:
@@ -160,14 +160,6 @@ def _result_dims(ranks: list[int], batches: tuple[Dims, Dims]) -> list[Dims]:
         ))  # fmt: skip
         after += len(free)
     return found
-
-
-def _read_besides(scope: Scope, path: list[Atom]) -> str | None:
-    for at in path:
-        readers = set(scope.readers(at)) if jaxprs.is_var(at) else set()
-        if len(readers) > 1 or OUTPUT in readers:
-            return "an output" if OUTPUT in readers else scope.eqns[max(readers)].primitive.name
-    return None
 
 
 def _sums_last(scope: Scope, index: int) -> bool:

@@ -18,6 +18,7 @@ from ...compat.jaxprs import Atom, Eqn, Var
 from ...compat.primitives import primitive
 from ...matchers.fact import UNKNOWN, Fact, limits, meet
 from ...passes.engine.fragments import Cut, Region
+from ..promises import broken as not_kept
 from .devices import across, joined
 from .evaluate import Rule, evaluate, in_float64, is_complex, is_float, summed_once
 from .gemm_kernel import kernel_gemm
@@ -146,10 +147,8 @@ class Problem:
                     broken.append(eqn)
                 if not stated or broken:
                     return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
-            if eqn.primitive is assume_range_p and np.size(operands[0]):
-                low, high = np.min(operands[0]), np.max(operands[0])
-                if not eqn.params["lo"] <= low <= high <= eqn.params["hi"]:
-                    broken.append(eqn)
+            if eqn.primitive is assume_range_p and not_kept(eqn, operands):
+                broken.append(eqn)
             return None
 
         with self.context():

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...compat import bodies as compat_bodies
 from ...compat import jaxprs
-from ...compat.jaxprs import Atom, Body, Eqn, Var
+from ...compat.jaxprs import Atom, Eqn, Var
 from ...compat.source import name_stack, source_place
 from ...matchers.dataflow import Dataflow
 from ...matchers.graph import Scope, step_name
@@ -235,10 +235,6 @@ class _Reader:
 def _named(eqn: Eqn) -> Iterator[Var]:
     """The results that name an equation, the last first."""
     return (var for var in reversed(eqn.outvars) if not jaxprs.is_dropped(var))
-
-
-def _equations(body: Body) -> Sequence[Eqn]:
-    return jaxprs.opened(body).eqns  # type: ignore[no-any-return]
 
 
 def _lines(scope: Scope) -> list[_Line]:
